@@ -8,7 +8,9 @@ from typing import Final
 
 from goodput_core.cli import CommandParser, argument_type, parse_port
 from goodput_core.slo.targets import USUAL_CONFIDENCE, parse_objective
+from goodput_core.spec.choices import Endpoint, PromptEncoding
 from goodput_core.units import NS_PER_S, parse_size
+from goodput_replay.compare.builds import add_recorded_revision
 from goodput_replay.load_options import add_load
 from goodput_replay.option_values import (
     at_least,
@@ -25,7 +27,7 @@ from goodput_replay.option_values import (
 )
 from goodput_replay.result_options import add_result_file, add_upload
 from goodput_replay.sending.abort import parse_abort_rule
-from goodput_replay.sending.target import Endpoint, parse_header, parse_page_url, parse_target
+from goodput_replay.sending.target import parse_header, parse_page_url, parse_target
 from goodput_replay.shares import ALL, parse_shard
 from goodput_replay.slo_options import add_confidence, parse_slo_class, parse_target_ms
 from goodput_replay.start_time import parse_instant
@@ -176,7 +178,7 @@ def _add_input(parser: CommandParser) -> None:
     )
     group.add_argument(
         "--prompt",
-        choices=["tokens", "text"],
+        choices=[form.value for form in PromptEncoding],
         help="tokens sends token ids, whose number is exact on every server that accepts them; "
         "text sends words, whose number of tokens is exact with --tokenizer (default: tokens for "
         "completions without --tokenizer, otherwise text)",
@@ -425,6 +427,7 @@ def _add_judging(parser: CommandParser) -> None:
         metavar="DIR",
         help="check before the first request that `replay gate --recorded DIR` can compare the run",
     )
+    add_recorded_revision(group)
     add_confidence(group, "a verdict", default=USUAL_CONFIDENCE)
     group.add_argument(
         "-o",

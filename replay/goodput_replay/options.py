@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Final
 
 from goodput_core.errors import UsageError
 from goodput_core.slo.targets import SLOClass
+from goodput_core.spec.choices import Endpoint, PromptEncoding
 from goodput_replay.arguments import DEFAULT_TIMEOUT_NS, make_parser
 from goodput_replay.load import LoadArrivals, StatedLoad, parse_spacing
 from goodput_replay.runs.length_pinning import LengthPinning
 from goodput_replay.runs.prompt_kind import PromptKind
 from goodput_replay.sending.abort import AbortRule
-from goodput_replay.sending.target import Endpoint, Target
+from goodput_replay.sending.target import Target
 from goodput_replay.shares import Share
 from goodput_replay.slo_options import OTHER_CLASS
 from goodput_traces.transforms import ClassRule, SessionArrivals, Window, parse_class_rules
@@ -142,6 +143,7 @@ class ReplayOptions:
     gate: bool
     check_baseline: str | None
     check_recorded: str | None
+    recorded_revision: str | None
     gaps: bool
     report: bool
     confidence: Fraction
@@ -179,7 +181,8 @@ def parse_options(argv: Sequence[str]) -> ReplayOptions:
     parsed.headers = dict(parsed.headers)
     parsed.endpoint = Endpoint(parsed.endpoint)
     parsed.prompt = _prompt_kind(parsed)
-    parsed.pinning = _pinning(parsed.pinning)
+    pinning = parsed.pinning.replace("-", "_")
+    parsed.pinning = None if pinning == "auto" else LengthPinning(pinning)
     parsed.causal = parsed.__dict__.pop("sessions") == "causal"
     parsed.load = _load(parsed)
     parsed.slo_classes = _slo_classes(parsed)
@@ -194,7 +197,7 @@ def parse_options(argv: Sequence[str]) -> ReplayOptions:
 
 
 def _prompt_kind(parsed: Namespace) -> PromptKind:
-    if parsed.prompt == "tokens":
+    if parsed.prompt == PromptEncoding.TOKENS:
         if parsed.endpoint is Endpoint.CHAT:
             raise UsageError(
                 "replay: --prompt tokens and --endpoint chat are mutually exclusive: the messages "
@@ -208,7 +211,7 @@ def _prompt_kind(parsed: Namespace) -> PromptKind:
         return PromptKind.TOKEN_IDS
     if parsed.tokenizer is not None:
         return PromptKind.TOKENIZER_WORDS
-    if parsed.prompt == "text" or parsed.endpoint is Endpoint.CHAT:
+    if parsed.prompt == PromptEncoding.TEXT or parsed.endpoint is Endpoint.CHAT:
         return PromptKind.INVENTED_WORDS
     return PromptKind.TOKEN_IDS
 
@@ -316,8 +319,7 @@ def _check_combinations(options: ReplayOptions) -> None:
         )
     if options.test_target and not (options.dry_run and options.targets):
         raise UsageError("replay: --test-target is only supported with --dry-run and --target")
-    if options.ui_port is not None and not options.ui:
-        raise UsageError("replay: --ui-port is only supported with --ui")
+    _check_dependent(options)
     _check_model_path(options)
     _check_scraping(options)
     _check_closed_loop(options)
@@ -450,6 +452,13 @@ def _check_causal(options: ReplayOptions) -> None:
             )
 
 
+def _check_dependent(options: ReplayOptions) -> None:
+    if options.ui_port is not None and not options.ui:
+        raise UsageError("replay: --ui-port is only supported with --ui")
+    if options.recorded_revision is not None and options.check_recorded is None:
+        raise UsageError("replay: --recorded-revision is only supported with --check-recorded")
+
+
 def _check_emulation(options: ReplayOptions) -> None:
     """Reject options that have no effect in virtual time, such as those about sending."""
     for option, is_set, reason in (
@@ -489,7 +498,3 @@ def _check_emulation(options: ReplayOptions) -> None:
     ):
         if is_set:
             raise UsageError(f"replay: {option} and --emulate are mutually exclusive: {reason}")
-
-
-def _pinning(text: str) -> LengthPinning | None:
-    return None if text == "auto" else LengthPinning(text.replace("-", "_"))

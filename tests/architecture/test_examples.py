@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.builders.documented import documented_yaml
 
 from goodput_core.completion import PARSERS_GROUP, command_parsers
 from goodput_core.dispatch import run_command
@@ -71,6 +72,11 @@ def test_an_example_is_accepted(
 @pytest.mark.parametrize("path", FOR_CLUSTERS, ids=lambda path: path.name)
 def test_a_service_for_a_cluster_is_accepted(path: Path) -> None:
     require_servable(parse_manifest(read_manifest_text(path), source=path.name, yaml=yaml))
+
+
+def test_the_page_about_other_servers_prints_the_manifest_that_it_applies() -> None:
+    text = (ROOT / "examples" / "runtimes" / "vllm.yaml").read_text(encoding="utf-8")
+    assert documented_yaml("runtimes.md", "kind: LLMService") == yaml.safe_load(text)
 
 
 def test_a_cluster_refuses_the_folder_of_the_real_model() -> None:

@@ -28,7 +28,8 @@ BEYOND_THE_SCHEMA = re.compile(
     r"above|outside|lies|already used|either|exactly one|not a class|not before|begins with"
     r"|not one of volumes|0%|100%|0.0%|characters; 1 to|too large|text of|without the segments"
     r"|with kind|kind Goodput|by the preset|begin with an option|runtime kind|spec.engine.runtime"
-    r"|vLLM rejects|baseline is Recorded|flash-attn needs"
+    r"|vLLM rejects|baseline is Recorded|is Recorded, but|with endpoint chat|with prompt tokens"
+    r"|flash-attn needs"
 )
 
 

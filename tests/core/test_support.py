@@ -131,8 +131,9 @@ def test_http_processes_need_cpus_of_the_pod(engine: dict[str, Any], needed: int
     [
         {"trace": "file:///srv/prod.parquet"},
         {"trace": "sample", "history": "file:///srv/history"},
+        {"trace": "sample", "tokenizer": "file:///srv/tokenizer.json"},
     ],
-    ids=["trace", "history"],
+    ids=["trace", "history", "tokenizer"],
 )
 def test_pods_cannot_read_the_files_of_one_machine(gate: dict[str, str]) -> None:
     gated = service(rollout__gate=gate)

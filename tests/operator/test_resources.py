@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from goodput_core.spec.llmservice import LLMService
+    from goodput_core.spec.llmservice import LLMService, LLMServiceSpec
 
 OWNER = Owner(name="chat", namespace="models", uid="5a0c")
 LONGEST = Owner(name="c" * 40, namespace="n" * 63, uid="5a0c")
@@ -321,6 +321,30 @@ def test_engines_and_routers_can_read_their_manifests(tmp_path: Path) -> None:
         assert read.spec.slo == spec.slo
         assert read.spec.engine.token_budget == spec.engine.token_budget
         assert "image" not in data[key]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [("OpenAI", {}), ("vLLM", {"maxNumSeqs": 8, "tokenBudget": {"initial": 64}})],
+)
+def test_routers_read_the_health_path_of_another_server(
+    tmp_path: Path, kind: str, fields: dict[str, Any]
+) -> None:
+    def of(path: str | None) -> LLMServiceSpec:
+        runtime = {"kind": kind, "image": "s:1", "args": ["--x"], "healthPath": path}
+        model = {"source": "hf://a/b", "revision": "abc"}
+        return service(model=model, engine={"runtime": runtime, **fields}).spec
+
+    spec = of("/healthz")
+    decided = Setpoint(limits_revision=3, bounds=Bounds.initial(ServiceParams.of(spec)), replicas=2)
+    path = tmp_path / "router.json"
+    path.write_text(config_map(OWNER, spec, [], decided)["data"]["router.json"], encoding="utf-8")
+    assert read_manifest(path).spec.engine.runtime.health_path == "/healthz"
+    names = {
+        path: router_revision(OWNER, of(path), INSTALLATION, number=1).name
+        for path in ("/healthz", "/live", None)
+    }
+    assert len(set(names.values())) == 3, "a router reads it when it starts"
 
 
 def test_a_stored_decision_is_read_unchanged_unless_it_is_invalid() -> None:

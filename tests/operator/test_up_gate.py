@@ -40,6 +40,11 @@ def test_the_fields_of_the_gate_are_arguments_of_the_replay() -> None:
         *(*least, "--pairs", "2", "--max-pairs", "6"),
         *("--window", "600s..900s", "--margin", "1.5%", "--device", "unit"),
     )
+    requests = {"model": "m", "endpoint": "chat", "prompt": "text", "tokenizer": "file:///models"}
+    assert command({**GATE, **requests}) == (
+        *(*least, "--pairs", "4", "--model", "m", "--endpoint", "chat", "--prompt", "text"),
+        *("--tokenizer", "/models"),
+    )
     spread = {**GATE, "pairs": 1, "history": "file:///runs/aa"}
     pair = ("-f", "old.yaml", "--history", "/runs/aa", "-f", "new.yaml", "--pairs", "1")
     assert command(spread) == (*least[:2], *pair)
@@ -52,6 +57,11 @@ def test_the_fields_of_the_gate_are_arguments_of_the_replay() -> None:
     [
         (None, "spec.rollout.gate", "is required for --gate"),
         ({"trace": "pvc://traces/a"}, "spec.rollout.gate.trace", "is not on this machine"),
+        (
+            {**GATE, "tokenizer": "pvc://a/b"},
+            "spec.rollout.gate.tokenizer",
+            "is not on this machine",
+        ),
         ({**GATE, "history": "pvc://a/b"}, "spec.rollout.gate.history", "is not on this machine"),
     ],
 )

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from goodput_core.contract import PATH_CHAT_COMPLETIONS, PATH_COMPLETIONS
+
 __all__ = [
     "AttentionKernel",
     "Baseline",
     "BudgetLaw",
     "ControlMode",
     "DataType",
+    "Endpoint",
     "LateRequests",
     "OnInconclusive",
     "Policy",
     "Preemption",
+    "PromptEncoding",
     "RouterPolicy",
     "RuntimeKind",
     "SamplingSource",
@@ -135,6 +139,25 @@ class OnInconclusive(StrEnum):
     PAUSE = "Pause"
     PROMOTE = "Promote"
     ROLLBACK = "Rollback"
+
+
+class Endpoint(StrEnum):
+    """One of OpenAI's two generation endpoints."""
+
+    COMPLETIONS = "completions"
+    CHAT = "chat"
+
+    @property
+    def path(self) -> str:
+        """The HTTP path."""
+        return PATH_COMPLETIONS if self is Endpoint.COMPLETIONS else PATH_CHAT_COMPLETIONS
+
+
+class PromptEncoding(StrEnum):
+    """Forms in which a replay sends its prompts."""
+
+    TOKENS = "tokens"
+    TEXT = "text"
 
 
 class TolerationOperator(StrEnum):

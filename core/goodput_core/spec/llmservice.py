@@ -25,7 +25,7 @@ from goodput_core.declaration import (
 )
 from goodput_core.errors import SpecError
 from goodput_core.slo.targets import SLOClass
-from goodput_core.spec.choices import ControlMode
+from goodput_core.spec.choices import Baseline, ControlMode
 from goodput_core.spec.codec import decode, format_value
 from goodput_core.spec.rollout import RolloutSpec
 from goodput_core.spec.workloads import EngineSpec, RouterSpec
@@ -231,6 +231,16 @@ class ControlSpec:
     )
 
 
+def _check_recorded_baseline(spec: LLMServiceSpec) -> str | None:
+    gate, runtime = spec.rollout.gate, spec.engine.runtime
+    if gate is None or gate.baseline is not Baseline.RECORDED or not runtime.foreign:
+        return None
+    return (
+        f"is Recorded, but responses of a server of kind {runtime.kind.value} do not name the "
+        "revision that a recording must be of; use Fresh"
+    )
+
+
 # --- the document ---------------------------------------------------------------------------
 
 
@@ -238,7 +248,21 @@ class ControlSpec:
 class LLMServiceSpec:
     """The desired state of a service."""
 
-    RULES: ClassVar[tuple[CrossFieldRule, ...]] = (in_order("min_replicas", "max_replicas"),)
+    RULES: ClassVar[tuple[CrossFieldRule, ...]] = (
+        in_order("min_replicas", "max_replicas"),
+        CrossFieldRule(
+            field="rollout.gate.baseline",
+            cel=Cel(
+                rule="!has(self.rollout) || !has(self.rollout.gate) || "
+                "!has(self.rollout.gate.baseline) || self.rollout.gate.baseline != 'Recorded' || "
+                "!has(self.engine) || !has(self.engine.runtime) || "
+                "!has(self.engine.runtime.kind) || self.engine.runtime.kind == 'Goodput'",
+                message="must be Fresh with a runtime other than Goodput, whose responses do not "
+                "name their revision",
+            ),
+            problem=_check_recorded_baseline,
+        ),
+    )
 
     model: ModelSpec = spec_field("The model weights to serve.")
     engine: EngineSpec = spec_field("Scheduling of a replica, and its pod.", factory=EngineSpec)

@@ -18,8 +18,15 @@ from goodput_core.declaration import (
 )
 from goodput_core.slo.pairs import MAX_PAIRS, USUAL_PAIRS
 from goodput_core.slo.targets import margin_field
-from goodput_core.spec.choices import Baseline, OnInconclusive
+from goodput_core.spec.choices import Baseline, Endpoint, OnInconclusive, PromptEncoding
 from goodput_core.spec.pod import PodSpec, ResourcesSpec
+from goodput_core.spec.requests import (
+    REQUEST_RULES,
+    endpoint_field,
+    model_field,
+    prompt_field,
+    tokenizer_field,
+)
 
 __all__ = ["GateSpec", "RolloutSpec", "WindowSpec"]
 
@@ -111,10 +118,15 @@ class GateSpec:
         claim_path_rule("trace"),
         claim_path_rule("records", optional=True),
         claim_path_rule("history", optional=True),
+        *REQUEST_RULES,
     )
 
     trace: str = trace_field("The trace to replay", files=True)
     window: WindowSpec | None = spec_field("The part of the trace to replay.", default=None)
+    model: str | None = model_field()
+    endpoint: Endpoint = endpoint_field()
+    prompt: PromptEncoding | None = prompt_field()
+    tokenizer: str | None = tokenizer_field(files=True)
     margin: Fraction | None = margin_field(
         "Largest accepted loss of attainment against the baseline, such as '1%'; default: 1%.",
         example="'1%'",

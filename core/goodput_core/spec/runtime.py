@@ -78,17 +78,17 @@ _MAX_PATTERN: Final = 250
 def _option_pattern(option: str) -> str:
     """Return the pattern of an option and its abbreviations.
 
-    Both servers parse their options with argparse, which accepts `--hos` for `--host`. vLLM also
-    accepts '_' in place of '-', and a part of a JSON value, as in `--option.key`, which it moves
-    behind all other options.
+    Both servers parse their options with argparse, which accepts `--hos` for `--host` and `-t` for
+    `-tp`. vLLM also accepts '_' in place of '-', and a part of a JSON value, as in `--option.key`,
+    which it moves behind all other options.
     """
-    name = option.removeprefix("--")
-    if name == option or not name:
+    name = option.lstrip("-")
+    if not name:
         return option
     pattern = ""
     for character in reversed(name[1:]):
         pattern = f"({'[-_]' if character == '-' else character}{pattern})?"
-    return f"--{name[0]}{pattern}"
+    return f"{option.removesuffix(name)}{name[0]}{pattern}"
 
 
 def _patterns(options: Iterable[str]) -> Iterator[tuple[str, str]]:

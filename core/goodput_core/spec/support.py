@@ -109,14 +109,15 @@ def require_servable(service: LLMService, *, folders: bool = False) -> None:
         UnsupportedError: a feature is not implemented.
         SpecError: the engines cannot get the model; the device profile does not exist, or has
             another tensor parallelism; the smallest token budget is less than one KV block; pods
-            cannot read the gate's trace or history, or have too few CPUs for their HTTP processes;
-            the capacity of an engine is given that reports it.
+            cannot read the gate's trace, history or tokenizer, or have too few CPUs for their HTTP
+            processes; the capacity of an engine is given that reports it.
     """
     model, gate = service.spec.model, service.spec.rollout.gate
     engine = service.spec.engine
     if not folders and gate is not None:
-        for field, place in (("trace", gate.trace), ("history", gate.history or "")):
-            if place.startswith("file://"):
+        read = {"trace": gate.trace, "history": gate.history, "tokenizer": gate.tokenizer}
+        for field, place in read.items():
+            if place is not None and place.startswith("file://"):
                 raise SpecError(
                     f"spec.rollout.gate.{field}",
                     f"{place} is on one machine, and pods cannot read it; copy it to a "

@@ -19,8 +19,16 @@ from goodput_core.declaration import (
 )
 from goodput_core.slo.targets import format_objective, margin_field, percentage_field
 from goodput_core.slo.verdict import VerdictKind
+from goodput_core.spec.choices import Endpoint, PromptEncoding
 from goodput_core.spec.llmservice import SLOSpec, TokenSecretSpec
 from goodput_core.spec.pod import PodSpec, ResourcesSpec
+from goodput_core.spec.requests import (
+    REQUEST_RULES,
+    endpoint_field,
+    model_field,
+    prompt_field,
+    tokenizer_field,
+)
 from goodput_core.spec.rollout import WindowSpec
 from goodput_core.spec.status import ConditionStatus
 
@@ -31,9 +39,9 @@ _MAX_PERCENT: Final = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayTargetSpec:
-    """The server that receives the requests."""
+    """The server that receives the requests, and the form in which it accepts them."""
 
-    RULES: ClassVar[tuple[CrossFieldRule, ...]] = (exactly_one_of("service", "url"),)
+    RULES: ClassVar[tuple[CrossFieldRule, ...]] = (exactly_one_of("service", "url"), *REQUEST_RULES)
 
     service: str | None = dns_label_field(
         "An LLMService of the same namespace; its SLO applies unless the replay has its own.",
@@ -46,12 +54,10 @@ class ReplayTargetSpec:
         pattern=r"^https?://[^\x00-\x20\x7f]+$",
         pattern_hint="begin with http:// or https:// and name a server",
     )
-    model: str | None = spec_field(
-        "Model name to send; default: the only served model.",
-        default=None,
-        min_length=1,
-        max_length=512,
-    )
+    model: str | None = model_field()
+    endpoint: Endpoint = endpoint_field()
+    prompt: PromptEncoding | None = prompt_field()
+    tokenizer: str | None = tokenizer_field()
     api_key_secret: TokenSecretSpec | None = spec_field(
         "The Secret with the bearer token of the server; only the pods read it.", default=None
     )

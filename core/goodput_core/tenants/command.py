@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["main", "make_parser"]
 
 _KEY_BYTES = 32
+_ESCAPE = "surrogateescape"
+"""Keeps bytes of comments that are not UTF-8."""
 
 
 def make_parser() -> CommandParser:
@@ -96,10 +98,11 @@ def main(argv: list[str]) -> int:
     """
     args = make_parser().parse_args(argv)
     if args.action == "list":
-        for tenant in _read(args.file):
+        for tenant in _read(args.file)[0]:
             sys.stdout.write(f"{tenant.name} weight={tenant.weight} keys={len(tenant.hashes)}\n")
         return ExitCode.PASS
-    tenants = {t.name: t for t in _read(args.file, missing=args.action == "add")}
+    listed, previous = _read(args.file, missing=args.action == "add")
+    tenants = {tenant.name: tenant for tenant in listed}
     key = ""
     if args.action == "add":
         key = secrets.token_urlsafe(_KEY_BYTES)
@@ -116,7 +119,7 @@ def main(argv: list[str]) -> int:
                 "the tenant"
             )
         tenants[args.name] = replace(tenant, hashes=tenant.hashes[1:])
-    content = format_tenants(tuple(tenants.values())).encode()
+    content = format_tenants(tuple(tenants.values()), previous).encode(errors=_ESCAPE)
     try:
         parse_tenants(content)
     except InputError as error:
@@ -147,8 +150,8 @@ def _with_key(args: argparse.Namespace, tenant: Tenant | None, key: str) -> Tena
     return replace(tenant, weight=args.weight or tenant.weight, hashes=(*tenant.hashes, digest))
 
 
-def _read(path: Path, *, missing: bool = False) -> tuple[Tenant, ...]:
-    """Return the tenants of a file.
+def _read(path: Path, *, missing: bool = False) -> tuple[tuple[Tenant, ...], str]:
+    """Return the tenants of a file, and its text.
 
     Args:
         path: the file.
@@ -162,12 +165,12 @@ def _read(path: Path, *, missing: bool = False) -> tuple[Tenant, ...]:
             data = file.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError as error:
         if missing:
-            return ()
+            return (), ""
         raise InputError(f"{path}: no such file; make it with goodput tenants add") from error
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}; name a file of tenants") from error
     try:
-        return parse_tenants(data)
+        return parse_tenants(data), data.decode(errors=_ESCAPE)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
 

@@ -105,12 +105,30 @@ def parse_tenants(data: bytes) -> tuple[Tenant, ...]:
     return tuple(tenants.values())
 
 
-def format_tenants(tenants: Sequence[Tenant]) -> str:
-    """Return the content of a file of tenants."""
-    return "".join(
-        f"{t.name} weight={t.weight} {' '.join(f'sha256:{h.hex()}' for h in t.hashes)}\n"
-        for t in tenants
-    )
+def format_tenants(tenants: Sequence[Tenant], previous: str = "") -> str:
+    """Return the content of a file of tenants.
+
+    Args:
+        tenants: the tenants.
+        previous: the valid content that is replaced, whose comments and order are kept.
+    """
+    remaining = {tenant.name: tenant for tenant in tenants}
+    lines: list[str] = []
+    for line in previous.splitlines():
+        text = line.strip()
+        if not text or text.startswith("#"):
+            lines.append(line)
+            continue
+        before = _parse_line(text)
+        if (tenant := remaining.pop(before.name, None)) is not None:
+            lines.append(line if tenant == before else _format_line(tenant))
+    lines += map(_format_line, remaining.values())
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _format_line(tenant: Tenant) -> str:
+    hashes = " ".join(f"sha256:{digest.hex()}" for digest in tenant.hashes)
+    return f"{tenant.name} weight={tenant.weight} {hashes}"
 
 
 def _parse_line(text: str) -> Tenant:

@@ -213,6 +213,7 @@ def _make_settings(args: argparse.Namespace) -> RouterSettings:
         llmservice=service.metadata.name,
         policy=service.spec.router.policy,
         processes=share,
+        health_path=service.spec.engine.runtime.health_path,
         max_num_seqs=service.spec.engine.max_num_seqs,
         session_affinity=service.spec.router.session_affinity,
         classes=service.spec.slo.by_name(),

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["Prober"]
 
 _MAX_STATE_BYTES: Final = 1 << 20
-_NO_SUCH_PATH: Final = frozenset({404, 405, 501})
+_NO_HEALTH_PATH: Final = frozenset({401, 403, 404, 405, 501})
+"""Statuses of a server that runs, but does not report its health at this path without a key."""
 _log: Final = logging.getLogger(__name__)
 
 
@@ -116,9 +117,10 @@ class Prober:
             replica.base + paths[0], timeout=self._timeout, allow_redirects=False
         ) as response:
             await _read_bounded(response)
-            if response.status in _NO_SUCH_PATH and len(paths) > 1:
+            requires_key = _requires_key(response.status, paths[0])
+            if response.status in _NO_HEALTH_PATH and len(paths) > 1 and not requires_key:
                 replica.health_paths = paths[1:]
-            elif response.status != 200 and not _requires_key(response.status, paths[0]):
+            elif response.status != 200 and not requires_key:
                 location = response.headers.get("Location")
                 redirect = ""
                 if location is not None:

@@ -76,6 +76,8 @@ class Replica:
 
     Args:
         upstream: the replica's addresses.
+        health_path: the path of the manifest at which another server is probed first; None if it
+            names none.
 
     Attributes:
         base: the replica's URL without a path.
@@ -86,15 +88,18 @@ class Replica:
         health_paths: paths to probe; the first that the server has is used.
     """
 
-    def __init__(self, upstream: Upstream) -> None:
+    def __init__(self, upstream: Upstream, health_path: str | None = None) -> None:
         self.upstream = upstream
         self.name: Final = upstream.name
         self.base: Final = str(URL(upstream.url).origin())
         self.detail = "not probed yet"
         self.wake: Final = asyncio.Event()
+        paths: tuple[str, ...] = (PATH_READY,)
         # Only Goodput's engine has an admin port; another server may have another path.
-        others = FOREIGN_HEALTH_PATHS if upstream.admin_url is None else ()
-        self.health_paths: tuple[str, ...] = (PATH_READY, *others)
+        if upstream.admin_url is None:
+            named = () if health_path is None else (health_path,)
+            paths = tuple(dict.fromkeys((*named, *paths, *FOREIGN_HEALTH_PATHS)))
+        self.health_paths = paths
         self._ready = False
         self._requests: dict[object, Callable[[], None]] = {}
         self.form = PromptForm()
@@ -209,10 +214,12 @@ class ReplicaPool:
 
     Args:
         policy: the placement policy.
+        health_path: see `Replica`.
     """
 
-    def __init__(self, policy: RouterPolicy) -> None:
+    def __init__(self, policy: RouterPolicy, health_path: str | None = None) -> None:
         self.policy: Final = policy
+        self._health_path: Final = health_path
         self._place: Final = PLACEMENTS[policy]
         self._state = PlacementState()
         self._replicas: dict[str, Replica] = {}
@@ -236,7 +243,7 @@ class ReplicaPool:
         for upstream in upstreams:
             replica = previous.get(upstream.name)
             if replica is None or replica.upstream != upstream:
-                replica = Replica(upstream)
+                replica = Replica(upstream, self._health_path)
             self._replicas[upstream.name] = replica
         added = [r for name, r in self._replicas.items() if previous.get(name) is not r]
         removed = [r for name, r in previous.items() if self._replicas.get(name) is not r]

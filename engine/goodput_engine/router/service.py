@@ -107,7 +107,7 @@ class RouterService:
         self._address = (host, port, admin_port)
         self._shared = processes > 1
         self._stack = AsyncExitStack()
-        self.replicas: Final = ReplicaPool(settings.policy)
+        self.replicas: Final = ReplicaPool(settings.policy, settings.health_path)
         self._registry = CollectorRegistry()
         self.outcomes: Final = OutcomeCounts(
             self._registry,

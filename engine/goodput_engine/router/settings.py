@@ -97,6 +97,8 @@ class RouterSettings:
         timeouts: time limits.
         limits: limits of memory and retries.
         probe: settings of the probes.
+        health_path: the path at which another server reports its health; None if the manifest names
+            none.
         connections: limits of the serving port's connections.
         processes: number of processes among which the router's requests are divided.
         max_num_seqs: number of requests that a replica runs at once, unless it reports another one.
@@ -113,6 +115,7 @@ class RouterSettings:
     timeouts: Timeouts = Timeouts()
     limits: RouterLimits = RouterLimits()
     probe: ProbeSettings = ProbeSettings()
+    health_path: str | None = None
     connections: ConnectionLimits = CLIENT_CONNECTIONS
     processes: int = 1
     max_num_seqs: int = 256

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from goodput_core.errors import ExitCode, InputError, SpecError
 from goodput_core.slo.targets import format_objective
 from goodput_core.spec.choices import Baseline, OnInconclusive
+from goodput_core.spec.requests import request_options
 
 if TYPE_CHECKING:
     from goodput_core.spec.llmservice import LLMService
@@ -37,7 +38,8 @@ def gate_command(options: UpOptions, service: LLMService, baseline: Path) -> tup
         baseline: manifest of the baseline.
 
     Raises:
-        SpecError: the manifest has no gate, or its trace or history is not on this machine.
+        SpecError: the manifest has no gate, or its trace, history or tokenizer is not on this
+            machine.
     """
     gate = service.spec.rollout.gate
     if gate is None:
@@ -50,11 +52,12 @@ def gate_command(options: UpOptions, service: LLMService, baseline: Path) -> tup
             f"{gate.trace} is not on this machine; for goodput up, write file://PATH or sample",
         ).at(str(options.manifest))
     command = ["--trace", _path(gate.trace)]
-    if gate.history is not None and not gate.history.startswith(_FILE):
-        raise SpecError(
-            "spec.rollout.gate.history",
-            f"{gate.history} is not on this machine; for goodput up, write file://PATH",
-        ).at(str(options.manifest))
+    for field, place in {"history": gate.history, "tokenizer": gate.tokenizer}.items():
+        if place is not None and not place.startswith(_FILE):
+            raise SpecError(
+                f"spec.rollout.gate.{field}",
+                f"{place} is not on this machine; for goodput up, write file://PATH",
+            ).at(str(options.manifest))
     if gate.baseline is Baseline.RECORDED:
         assert gate.history is not None, "a rule of the gate"
         command += ["--recorded", _path(gate.history)]
@@ -68,6 +71,7 @@ def gate_command(options: UpOptions, service: LLMService, baseline: Path) -> tup
         command += ["--window", f"{gate.window.start_seconds}s..{gate.window.end_seconds}s"]
     if gate.margin is not None:
         command += ["--margin", format_objective(gate.margin)]
+    command += request_options(gate, _path)
     if options.device is not None:
         command += ["--device", options.device]
     if options.model_path is not None:

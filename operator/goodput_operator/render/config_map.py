@@ -37,6 +37,7 @@ _NOT_READ_BY_ENGINES: Final = (
     "drainSeconds",
     "startupDeadlineSeconds",
 )
+_ROUTED_RUNTIME_FIELDS: Final = ("kind", "image", "healthPath")
 _LIMITS_FIELDS: Final = (
     "revision",
     "min_tokens",
@@ -77,7 +78,7 @@ def config_map(
         setpoint: limits and replicas to store.
         gate: inputs of the engines of a gate; None without a gate.
     """
-    data = {ROUTER_MANIFEST_KEY: _manifest(owner, {"model": encode(spec.model)}, spec)}
+    data = {ROUTER_MANIFEST_KEY: _router_manifest(owner, spec)}
     for revision in revisions:
         if "runtime" in revision.source["engine"]:
             continue  # another server reads no manifest
@@ -144,18 +145,34 @@ def _limits(setpoint: Setpoint) -> str:
     return _json(dict(zip(_LIMITS_FIELDS, values, strict=True)))
 
 
+def _router_manifest(owner: Owner, spec: LLMServiceSpec) -> str:
+    model = encode(spec.model)
+    if spec.engine.runtime.health_path is None:
+        return _manifest(owner, {"model": model}, spec)
+    runtime = encode(spec.engine.runtime)
+    # Other fields of the engine have their defaults, which are valid together.
+    engine = {"runtime": {name: runtime[name] for name in _ROUTED_RUNTIME_FIELDS}}
+    return _render(owner, model, engine, spec)
+
+
 def _manifest(owner: Owner, source: Mapping[str, Any], spec: LLMServiceSpec) -> str:
-    """Render only the fields that a process reads, since its version may be older."""
     engine = {k: v for k, v in source.get("engine", {}).items() if k not in _NOT_READ_BY_ENGINES}
     if budget := encode(spec.engine.token_budget):
         engine["tokenBudget"] = budget
+    return _render(owner, source["model"], engine, spec)
+
+
+def _render(
+    owner: Owner, model: Mapping[str, Any], engine: Mapping[str, Any], spec: LLMServiceSpec
+) -> str:
+    """Render only the fields that a process reads, since its version may be older."""
     parts = {
         "engine": engine,
         "router": {"policy": spec.router.policy.value, **_session_affinity(spec)},
         "slo": encode(spec.slo),
         "control": {"mode": spec.control.mode.value},
     }
-    model = {k: v for k, v in source["model"].items() if k in _MODEL_FIELDS}
+    model = {k: v for k, v in model.items() if k in _MODEL_FIELDS}
     return _json(
         {
             "apiVersion": API_VERSION,

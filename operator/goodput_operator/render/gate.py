@@ -18,6 +18,7 @@ from goodput_core.contract import (
 )
 from goodput_core.slo.targets import format_objective
 from goodput_core.spec.choices import Baseline
+from goodput_core.spec.requests import request_options
 from goodput_operator.kube.objects import ADMIN_PORT, JOB, SERVING_PORT
 from goodput_operator.render.config_map import gate_key
 from goodput_operator.render.pods import LIMITS_KEY, manifest_key
@@ -30,6 +31,7 @@ from goodput_operator.render.replay_pod import (
     place_below,
     replay_pod,
 )
+from goodput_operator.render.runtimes import literal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -170,6 +172,7 @@ def gate_job(
     command = ["replay", "ab", "--trace", path_in_pod(gate.trace), "--yes", "--slo", SLO_FILE]
     for target in targets:
         command += ["--target", target]
+    command += request_options(gate, path_in_pod, literal)
     if gate.history is not None:
         is_recorded = gate.baseline is Baseline.RECORDED
         command += ["--recorded" if is_recorded else "--history", path_in_pod(gate.history)]
@@ -188,7 +191,8 @@ def gate_job(
         command += ["--rate-scale", f"1/{replicas}"]
     command += output_options(report_place(gate, candidate, key, attempt))
     command += ["--result-file", RESULT_FILE, "--progress", f"[$(POD_IP)]:{ADMIN_PORT}"]
-    pod = replay_pod(gate, installation, command, reads=(gate.trace, gate.history))
+    reads = (gate.trace, gate.history, gate.tokenizer)
+    pod = replay_pod(gate, installation, command, reads=reads)
     container = pod["containers"][0]
     address = {"fieldRef": {"fieldPath": "status.podIP"}}
     container["env"] = [{"name": "POD_IP", "valueFrom": address}, *container["env"]]

@@ -161,10 +161,12 @@ def router_revision(
 
     The arguments are those of `engine_revision`.
     """
-    source = {
+    source: dict[str, Any] = {
         "router": encode(replace(spec.router, replicas=_DEFAULT_ROUTER_REPLICAS)),
         "slo": encode(spec.slo),
     }
+    if spec.engine.runtime.health_path is not None:
+        source["healthPath"] = spec.engine.runtime.health_path
     name = owner.names.router_revision(digest_of(source, _DIGEST_CHARACTERS))
     return stored.get(name) or Revision(
         name=name,

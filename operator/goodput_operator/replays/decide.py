@@ -175,7 +175,7 @@ def _refusal(snapshot: ReplaySnapshot, spec: TraceReplaySpec) -> ReplayOutcome |
                 f'LLMService with {OBJECT_LABEL_PRODUCTION}: "false"',
             )
     if spec.shards > 1:
-        for name in claims_of(spec.trace, spec.records):
+        for name in claims_of(spec.trace, spec.target.tokenizer, spec.records):
             modes = snapshot.claims.get(name)
             written = spec.records.startswith(f"pvc://{name}/") or spec.records == f"pvc://{name}"
             needed = {"ReadWriteMany"} if written else SHARED_MODES

@@ -24,6 +24,7 @@ from goodput_core.contract import (
 )
 from goodput_core.errors import ExitCode
 from goodput_core.slo.targets import format_objective
+from goodput_core.spec.requests import request_options
 from goodput_operator.kube.objects import ADMIN_PORT, JOB, MANAGER
 from goodput_operator.render.replay_pod import (
     RESULT_FILE,
@@ -169,7 +170,8 @@ def shards_job(
     """
     checks = _checks(spec, claims)
     command = _shard_command(run, spec, checks)
-    pod = replay_pod(spec, installation, command, reads=(spec.trace, *checks.values()))
+    reads = (spec.trace, spec.target.tokenizer, *checks.values())
+    pod = replay_pod(spec, installation, command, reads=reads)
     container = pod["containers"][0]
     container["env"] = [
         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
@@ -266,8 +268,7 @@ def _shard_command(run: ReplayRun, spec: TraceReplaySpec, checks: Mapping[str, s
     for option, percent in (("--speed", spec.speed_percent), ("--rate-scale", spec.rate_percent)):
         if percent != 100:
             command += [option, f"{percent}/100"]
-    if target.model is not None:
-        command += ["--model", literal(target.model)]
+    command += request_options(target, path_in_pod, literal)
     if target.api_key_secret is not None:
         command += ["--api-key-env", _API_KEY]
     if spec.gate is not None and spec.gate.confidence is not None:

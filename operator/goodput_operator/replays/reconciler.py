@@ -142,7 +142,7 @@ class ReplayReconciler:
         if not jobs:
             gate = spec.gate
             compared = () if gate is None else (gate.baseline, gate.history)
-            for name in claims_of(spec.trace, spec.records, *compared):
+            for name in claims_of(spec.trace, spec.target.tokenizer, spec.records, *compared):
                 response = await self._client.read(CLAIM, key.namespace, name)
                 if not isinstance(response, FailedCall):
                     claims[name] = tuple((response.get("spec") or {}).get("accessModes") or ())

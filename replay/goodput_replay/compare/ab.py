@@ -47,7 +47,6 @@ from goodput_replay.compare.progress import (
 )
 from goodput_replay.compare.recorded_baseline import (
     find_recorded_runs,
-    read_promises,
     read_recorded_spread,
 )
 from goodput_replay.compare.recording import (
@@ -111,11 +110,11 @@ def main(argv: Sequence[str]) -> int:
 def _compare(given: argparse.Namespace, arguments: Sequence[str]) -> int:
     """Record the pairs, judge them, and report the verdict."""
     baseline, candidate = read_builds(given)
-    recorded = None
+    is_recorded = baseline.option == RECORDED
     if given.history is not None:
         find_history(given.history)
-    if baseline.option == RECORDED:
-        recorded = find_recorded_runs(given.recorded, given.recorded_revision)[0]
+    if is_recorded:
+        find_recorded_runs(given.recorded, given.recorded_revision)
         given.pairs = 1
     looks = plan_looks(given.pairs, given.max_pairs, virtual=baseline.option == "--emulate")
     margin = DEFAULT_MARGIN if given.margin is None else given.margin
@@ -129,10 +128,10 @@ def _compare(given: argparse.Namespace, arguments: Sequence[str]) -> int:
         looks=looks,
         confidence=format_objective(given.confidence or USUAL_CONFIDENCE),
         margin=format_objective(margin),
-        recorded=recorded is not None,
+        recorded=is_recorded,
     )
     read_spread = None if given.history is None else partial(read_history, given.history)
-    if recorded is not None:
+    if is_recorded:
         read_spread = partial(
             read_recorded_spread, given.recorded, revision=given.recorded_revision
         )
@@ -142,7 +141,12 @@ def _compare(given: argparse.Namespace, arguments: Sequence[str]) -> int:
         serving_progress(given.progress, looks[0]) as on_state,
     ):
         comparison = _PairRecorder(
-            children, arguments, (baseline, candidate), out, console, recorded=recorded
+            children,
+            arguments,
+            (baseline, candidate),
+            out,
+            console,
+            recorded_revision=given.recorded_revision,
         )
         comparison.announce(recording)
         if given.upload is not None:
@@ -259,7 +263,8 @@ class _PairRecorder:
         sides: baseline and candidate.
         out: folder of the recording, which must not exist.
         console: console on stderr, for progress.
-        recorded: the baseline's run, which is copied; None to replay the trace on the baseline.
+        recorded_revision: revision that must have served the runs of a recorded baseline; None if
+            any may have.
     """
 
     def __init__(
@@ -270,7 +275,7 @@ class _PairRecorder:
         out: Path,
         console: Console,
         *,
-        recorded: Path | None = None,
+        recorded_revision: str | None = None,
     ) -> None:
         self._children = children
         self._arguments = tuple(arguments)
@@ -278,7 +283,8 @@ class _PairRecorder:
         self._same_build = self._baseline.identity == self._candidate.identity
         self._out = out
         self._console = console
-        self._recorded = recorded
+        self._recorded_revision = recorded_revision
+        self._is_recorded = self._baseline.option == RECORDED
 
     def announce(self, recording: ABRecording) -> None:
         """Check the arguments and the targets of both sides, and print the time of the comparison.
@@ -288,12 +294,7 @@ class _PairRecorder:
         """
         seconds = 0.0
         promises = []
-        sides: tuple[Build, ...] = (self._baseline, self._candidate)
-        if self._recorded is not None:
-            sides = sides[1:]
-            promises.append(read_promises(self._recorded))
-            self._console.print(f"baseline: {self._recorded}", highlight=False, markup=False)
-        for side in sides:
+        for side in (self._candidate,) if self._is_recorded else (self._baseline, self._candidate):
             options = [side.option, side.value, "--dry-run", "--json"]
             if side.option == "--target":  # an error of the second one, before the first run
                 options.append("--test-target")
@@ -308,12 +309,12 @@ class _PairRecorder:
                     f"replay ab: the {side.name} has no SLO; give --slo FILE, or a trace with "
                     "targets in its rows"
                 )
-        if promises[0] != promises[1]:
+        if promises[0] != promises[-1]:
             raise UsageError(
                 f"replay ab: {self._baseline.value} and {self._candidate.value} have different "
                 "SLOs; give both the same classes, targets and objectives"
             )
-        if self._candidate.option == "--emulate" or self._recorded is not None:
+        if self._candidate.option == "--emulate" or self._is_recorded:
             return
         least, most = (
             format_duration(round(pairs * seconds) * NS_PER_S)
@@ -349,7 +350,7 @@ class _PairRecorder:
             GoodputError: a replay failed.
         """
         orders = plan_orders(recording.looks[-1], random.Random(secrets.randbits(64)))
-        if self._recorded is not None:
+        if self._is_recorded:
             orders = ["AB"]
         try:
             self._out.mkdir(parents=True)
@@ -392,22 +393,34 @@ class _PairRecorder:
             candidate=f"pair-{number}/candidate",
         )
         valid = True
-        for letter in order:
+        # The requests of the candidate select the recording.
+        for letter in reversed(order) if self._is_recorded else order:
             side, folder = self._baseline, self._out / pair.baseline
             if letter == "B":
                 side, folder = self._candidate, self._out / pair.candidate
             with self._console.status(f"pair {number} of {most}: {side.name} …"):
-                if side is self._baseline and self._recorded is not None:
-                    shutil.copytree(self._recorded, folder)
-                    summary = read_summary(folder)
+                if side is self._baseline and self._is_recorded:
+                    summary = self._copy_recorded(read_summary(self._out / pair.candidate), folder)
                 else:
                     summary = self._run(side, folder, pair.salt)
             self._print_run(number, side, summary)
             valid = valid and summary.validity.valid
         return pair, valid
 
+    def _copy_recorded(self, candidate: Summary, folder: Path) -> Summary:
+        """Copy the latest recording of the candidate's requests, and return its summary."""
+        recordings = Path(self._baseline.value)
+        run = find_recorded_runs(recordings, self._recorded_revision, candidate)[0]
+        shutil.copytree(run, folder)
+        self._console.print(f"baseline: {run}", highlight=False, markup=False, soft_wrap=True)
+        return read_summary(folder)
+
     def _run(self, side: Build, folder: Path, salt: str) -> Summary:
         options = [side.option, side.value, "--out", str(folder), "--json"]
+        if self._is_recorded:
+            options += ["--check-recorded", self._baseline.value]
+            if self._recorded_revision is not None:
+                options += ["--recorded-revision", self._recorded_revision]
         if side.option != "--emulate":
             # The same prompts twice would hit the prefix cache of one server.
             same = self._same_build and side.option == "--target"

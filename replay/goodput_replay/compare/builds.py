@@ -70,7 +70,8 @@ def add_build_options(parser: CommandParser) -> None:
         metavar="DIR",
         type=Path,
         help="instead of a baseline: folder with recordings of the old build against itself, made "
-        "at different times; the new build is replayed once, and compared with the latest of them",
+        "at different times; the new build is replayed once, and compared with the latest of them "
+        "that has its requests",
     )
     add_recorded_revision(group)
 

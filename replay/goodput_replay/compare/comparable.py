@@ -66,14 +66,17 @@ class RunInputs:
         )
 
 
-def require_comparable(inputs: RunInputs, *, baseline: str | None, recorded: str | None) -> None:
+def require_comparable(
+    inputs: RunInputs, *, baseline: str | None, recorded: str | None, revision: str | None = None
+) -> None:
     """Reject a run that `replay gate` could not compare with earlier runs.
 
     Args:
         inputs: the run.
         baseline: folder of an earlier run, or its place in object storage; None for the latest one
-            in `recorded`.
+            in `recorded` that fits.
         recorded: folder of recordings of the baseline with itself; None for none.
+        revision: revision that must have served the recordings; None if any may have.
 
     Raises:
         UsageError: a URI is not that of a supported store.
@@ -85,13 +88,17 @@ def require_comparable(inputs: RunInputs, *, baseline: str | None, recorded: str
         return
     with FolderCopies() as copies:
         try:
-            _require_comparable(inputs, baseline, recorded, copies)
+            _require_comparable(inputs, baseline, recorded, revision, copies)
         except InputError as error:
             raise InputError(copies.with_uris(str(error))) from error
 
 
 def _require_comparable(
-    inputs: RunInputs, baseline: str | None, recorded: str | None, copies: FolderCopies
+    inputs: RunInputs,
+    baseline: str | None,
+    recorded: str | None,
+    revision: str | None,
+    copies: FolderCopies,
 ) -> None:
     history = None
     if recorded is not None:
@@ -100,7 +107,7 @@ def _require_comparable(
         folder = copies.folder(baseline, names=(SUMMARY_FILE, RECORDS_FILE))
     else:
         assert history is not None
-        folder = find_recorded_runs(history, None)[0]
+        folder = find_recorded_runs(history, revision, inputs)[0]
     run = load_run(folder)
     if difference := difference_between(inputs, run.summary):
         raise InputError(
@@ -113,4 +120,4 @@ def _require_comparable(
             f"{run.summary.validity.sentence}; name a valid run"
         )
     if history is not None:
-        load_recorded_runs(history, inputs, [run])
+        load_recorded_runs(history, inputs, [run], revision=revision)

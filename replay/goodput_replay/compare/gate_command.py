@@ -32,6 +32,7 @@ from goodput_replay.result_options import add_result_file, reporting_errors, wri
 from goodput_replay.runs.files import RECORDS_FILE, SUMMARY_FILE
 from goodput_replay.runs.json_results import encode_json
 from goodput_replay.runs.named_outputs import require_output
+from goodput_replay.runs.summary import read_summary
 from goodput_replay.runs.tables import open_console
 from goodput_replay.slo_options import add_confidence
 from goodput_replay.storage import FolderCopies, is_uri
@@ -102,7 +103,9 @@ def _judge(given: argparse.Namespace, copies: FolderCopies) -> GateResult:
                 "would share the conditions of the first"
             )
         recorded = copies.folder(given.recorded, names=RECORDED_FILES, deep=True)
-        baselines = baselines or find_recorded_runs(recorded, given.recorded_revision)[:1]
+        if not baselines:
+            like = read_summary(runs[0])
+            baselines = find_recorded_runs(recorded, given.recorded_revision, like)[:1]
     elif given.recorded_revision is not None:
         raise UsageError("replay gate: --recorded-revision is only supported with --recorded")
     pairs, recording = _pairs(runs, baselines)
@@ -175,7 +178,7 @@ def make_parser() -> CommandParser:
         metavar="DIR",
         help="folder with recordings of the baseline against itself, made at different times, or "
         "its place in object storage; one run of the candidate is compared with the latest of "
-        "them, or with that of --baseline",
+        "them that has its requests, or with that of --baseline",
     )
     add_recorded_revision(parser)
     add_rule_options(parser)

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final
-
-import msgspec
+from operator import itemgetter
+from typing import TYPE_CHECKING, Final
 
 from goodput_core.errors import InputError
 from goodput_core.slo.pairs import RunSpread
@@ -24,7 +23,6 @@ from goodput_replay.compare.runs import (
     read_checked_summary,
 )
 from goodput_replay.runs.records import open_records, read_batches
-from goodput_replay.runs.summary import read_summary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
     from goodput_replay.compare.comparable import RunInputs
     from goodput_replay.runs.summary import Summary
 
-__all__ = ["find_recorded_runs", "load_recorded_runs", "read_promises", "read_recorded_spread"]
+__all__ = ["find_recorded_runs", "load_recorded_runs", "read_recorded_spread"]
 
 _LEAST: Final = 3
 """One run is the baseline, and two others are the fewest that have a spread."""
@@ -41,37 +39,62 @@ _LATEST: Final = 30
 """Recordings that are read; older ones say little about the machines of today."""
 
 
-def find_recorded_runs(folder: Path, revision: str | None) -> list[Path]:
+def find_recorded_runs(
+    folder: Path, revision: str | None, like: Summary | RunInputs | None = None
+) -> list[Path]:
     """Return one run of each recording, the latest first.
 
-    Recordings that are invalid or incomplete, and those of other revisions, are left out.
+    Recordings that are invalid or incomplete, those of other requests, and those of other
+    revisions, are left out.
 
     Args:
         folder: a folder of recordings of `replay ab` of one build with itself.
         revision: revision that must have served the runs; only the part after the last hyphen
             counts, so that a copy of a service under another name can be recorded. None if any
             revision may have.
+        like: a run with the requests of the recordings; None if they may have any.
 
     Raises:
         InputError: fewer than three recordings are left, or one compares two builds.
     """
-    found: list[tuple[str, Path]] = []
+    runs, problems = _fitting_runs(folder, revision, like)
+    _require_enough(folder, len(runs), problems)
+    return runs
+
+
+def _fitting_runs(
+    folder: Path, revision: str | None, like: Summary | RunInputs | None
+) -> tuple[list[Path], list[str]]:
+    """Return the runs of `find_recorded_runs`, and why others were left out."""
+    valid: list[tuple[str, Path, Summary]] = []
     problems: list[str] = []
     for one, recording in find_history(folder):
         for pair in recording.pairs[:1]:
             run = one / pair.baseline
             try:
                 summary = read_checked_summary(run)
-                problem = "" if summary.validity.valid else f"{run} is invalid"
-                problem = problem or _served_by_others(run, revision)
             except InputError as error:
-                problem = str(error)
-            if problem:
-                problems.append(problem)
+                problems.append(str(error))
+                continue
+            if summary.validity.valid:
+                valid.append((summary.run.started_at, run, summary))
             else:
-                found.append((summary.run.started_at, run))
-    _require_enough(folder, len(found), problems)
-    return [run for _, run in sorted(found, reverse=True)[:_LATEST]]
+                problems.append(f"{run} is invalid")
+    found: list[Path] = []
+    for _, run, summary in sorted(valid, key=itemgetter(0), reverse=True):
+        if len(found) == _LATEST:
+            break
+        difference = "" if like is None else difference_between(like, summary)
+        problem = f"{run} is of other requests: {difference}" if difference else ""
+        try:
+            problem = problem or _served_by_others(run, revision)
+        except InputError as error:
+            problem = str(error)
+        if problem:
+            problems.append(problem)
+        else:
+            found.append(run)
+    return found, problems
 
 
 def read_recorded_spread(
@@ -121,21 +144,14 @@ def load_recorded_runs(
     """
     known = {(run.summary.run.started_at, run.summary.records_digest) for run in judged}
     runs: list[LoadedRun] = []
-    problems: list[str] = []
-    for path in find_recorded_runs(folder, revision):
+    paths, problems = _fitting_runs(folder, revision, like)
+    for path in paths:
         summary = read_checked_summary(path)
-        if difference := difference_between(like, summary):
-            problems.append(f"{path} is of other requests: {difference}")
-        elif (identity := (summary.run.started_at, summary.records_digest)) not in known:
+        if (identity := (summary.run.started_at, summary.records_digest)) not in known:
             known.add(identity)
             runs.append(load_run(path))
     _require_enough(folder, len(runs) + 1, problems)
     return runs
-
-
-def read_promises(run: Path) -> list[Any]:
-    """Return the classes of a run's SLO as `replay --dry-run --json` prints them."""
-    return [msgspec.to_builtins(promise) for promise in read_summary(run).promises]
 
 
 def _require_enough(folder: Path, count: int, problems: Sequence[str]) -> None:

@@ -26,6 +26,7 @@ from goodput_replay.compare.runs import (
     reject_copies,
 )
 from goodput_replay.runs.files import RECORDS_FILE, SUMMARY_FILE
+from goodput_replay.runs.summary import read_summary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -255,10 +256,22 @@ def _check(recording: ABRecording) -> None:
 
 
 def _recordings(folder: Path) -> list[Path]:
+    """Return the recordings in a folder, only the latest ones if there are very many."""
     try:
         found = sorted(path.parent for path in folder.glob(f"*/{AB_FILE}"))
     except OSError as error:
         raise InputError(f"{folder}: {error.strerror or 'cannot be read'}") from error
     if not found:
         raise InputError(f"{folder}: no recordings of `replay ab`; give a folder that has some")
-    return found[:_MAX_RECORDINGS]
+    if len(found) > _MAX_RECORDINGS:
+        found = sorted(sorted(found, key=_started_at)[-_MAX_RECORDINGS:])
+    return found
+
+
+def _started_at(folder: Path) -> str:
+    """Return the start of the first run of a recording; empty if it cannot be read."""
+    try:
+        pairs = read_recording(folder).pairs
+        return read_summary(folder / pairs[0].baseline).run.started_at if pairs else ""
+    except InputError:
+        return ""

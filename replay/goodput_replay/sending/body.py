@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from uuid import NAMESPACE_OID, uuid5
 
+from goodput_core.spec.choices import Endpoint
 from goodput_engine.openai.bodies import request_body
 from goodput_engine.openai.headers import write_headers
 from goodput_replay.plan import PlannedRequest
 from goodput_replay.runs.summary import LengthPinning
 from goodput_replay.sending.prompts import PromptRenderer
-from goodput_replay.sending.target import Endpoint
 
 __all__ = ["PreparedRequest", "RequestRenderer"]
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, Protocol, Self
 from yarl import URL
 
 from goodput_core.slo.stalls import Stall
+from goodput_core.spec.choices import Endpoint
 from goodput_replay.plan import RequestPlan
 from goodput_replay.runs.length_pinning import LengthPinning
 from goodput_replay.runs.prompt_kind import PromptKind
@@ -29,7 +30,6 @@ from goodput_replay.sending.process import LoopWatch, gc_paused
 from goodput_replay.sending.prompts import PromptRenderer, make_prompts
 from goodput_replay.sending.sender import ClosedLoopSender, OpenLoopSender
 from goodput_replay.sending.session_lookahead import SessionLookahead
-from goodput_replay.sending.target import Endpoint
 from goodput_replay.shares import ALL, Share
 
 if TYPE_CHECKING:

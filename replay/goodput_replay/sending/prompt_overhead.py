@@ -14,9 +14,9 @@ import aiohttp
 import msgspec
 
 from goodput_core.errors import UsageError
+from goodput_core.spec.choices import Endpoint
 from goodput_engine.openai.bodies import request_body
 from goodput_replay.plan import PromptKey
-from goodput_replay.sending.target import Endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
+from goodput_core.spec.choices import Endpoint
 from goodput_replay.runs.prompt_kind import PromptKind
-from goodput_replay.sending.target import Endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

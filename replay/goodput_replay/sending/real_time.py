@@ -154,6 +154,7 @@ def _require_comparable(plan: RunPlan, target: TargetSummary) -> None:
         RunInputs.of(plan.info(target=target, started=datetime.now(UTC), client=client)),
         baseline=plan.options.check_baseline,
         recorded=plan.options.check_recorded,
+        revision=plan.options.recorded_revision,
     )
 
 

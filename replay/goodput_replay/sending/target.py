@@ -6,11 +6,10 @@ import ipaddress
 import re
 import socket
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from goodput_core.contract import PATH_CHAT_COMPLETIONS, PATH_COMPLETIONS, PATH_METRICS
+from goodput_core.contract import PATH_METRICS
 from goodput_core.errors import InputError, UnreachableError, UsageError
 
 if TYPE_CHECKING:
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = [
-    "Endpoint",
     "Target",
     "parse_header",
     "parse_page_url",
@@ -28,18 +26,6 @@ __all__ = [
 ]
 
 _HEADER: re.Pattern[str] = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}):[ \t]*([ -~]{0,8000})")
-
-
-class Endpoint(StrEnum):
-    """One of OpenAI's two generation endpoints."""
-
-    COMPLETIONS = "completions"
-    CHAT = "chat"
-
-    @property
-    def path(self) -> str:
-        """The HTTP path."""
-        return PATH_COMPLETIONS if self is Endpoint.COMPLETIONS else PATH_CHAT_COMPLETIONS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,28 @@ def test_a_key_is_printed_once_and_replaced_without_a_gap(
     assert run("list") == "acme weight=3 keys=1"
 
 
+def test_comments_and_other_lines_stay_as_they_were(tmp_path: Path) -> None:
+    file = tmp_path / "tenants"
+    line = "{}  sha256:{}"
+    before = [
+        b"# The team of J\xf6rg.",
+        line.format("zeta", "0" * 64).encode(),
+        b"",
+        b"  # Bought in May.",
+        line.format("acme", "1" * 64).encode(),
+        line.format("gone", "2" * 64).encode(),
+        b"# The end.",
+    ]
+    file.write_bytes(b"\n".join(before))
+    for arguments in (["add", "acme"], ["add", "new"], ["remove", "gone"], ["remove-key", "acme"]):
+        main([*arguments, "--file", str(file)])
+    after = file.read_bytes().splitlines()
+    assert [*after[:4], after[5]] == [*before[:4], before[6]]
+    assert after[4].startswith(b"acme weight=1 sha256:")
+    assert after[6].startswith(b"new weight=1 sha256:")
+    assert len(after) == 7
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [

@@ -11,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+from tests.builders.traces import steady_rows, write_rows
 from tools.cluster.handle import wait_for
 from tools.cluster.images import Image, python_image
 from tools.e2e.claims import claim_to
@@ -74,7 +75,7 @@ def llama_cpp_image() -> tuple[Image, Path, dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_real_server_of_kind_openai_answers_a_replay(
+def test_a_real_server_of_kind_openai_answers_a_tracereplay(
     installation: ChartRelease,
     own_cluster: OwnCluster,
     serve: Callable[..., None],
@@ -84,8 +85,15 @@ def test_a_real_server_of_kind_openai_answers_a_replay(
     image, weights, runtime = transformers_image() if kind == KINDS[0] else llama_cpp_image()
     name, tag = f"real-{kind}", f"goodput.test/{kind}:1"
     own_cluster.publish({tag: image})
-    target = {"name": "interactive", "ttftMs": 60_000, "tpotMs": 10_000, "objective": "50%"}
-    with claim_to(weights.parent, installation, f"weights-{kind}", read_only=True) as claim:
+    objective = {"name": "interactive", "ttftMs": 60_000, "tpotMs": 10_000, "objective": "50%"}
+    tmp_path.chmod(0o777)
+    write_rows(
+        tmp_path / "prod.parquet", steady_rows(REQUESTS, per_s=1, input_tokens=16, output_tokens=6)
+    )
+    with (
+        claim_to(weights.parent, installation, f"weights-{kind}", read_only=True) as claim,
+        claim_to(tmp_path, installation, f"replays-{kind}") as replays,
+    ):
         serve(
             name,
             model={"source": f"pvc://{claim}/{weights.name}"},
@@ -96,7 +104,7 @@ def test_a_real_server_of_kind_openai_answers_a_replay(
             },
             router={"replicas": 1},
             replicas=1,
-            slo={"classes": [target]},
+            slo={"classes": [objective]},
         )
         reason, message = installation.condition(name, "RuntimeLimited")
         assert reason == "NoReadings", message
@@ -114,15 +122,30 @@ def test_a_real_server_of_kind_openai_answers_a_replay(
         answer = json.loads(installation.run_inside(*words, url, timeout_s=150))
         assert "Paris" in answer["choices"][0]["message"]["content"]
 
-        load = ["--rate", "1/s", "--duration", f"{REQUESTS}s", "--arrivals", "constant"]
-        lengths = ["--input-tokens", "16", "--output-tokens", "6"]
-        chat = ("--endpoint", "chat", "--prompt", "text")
-        out = tmp_path / "run"
-        replay = installation.start_replay(name, out, *load, *lengths, "--model", model, *chat)
-        output, _ = replay.communicate(timeout=240)
-        records = [judged.record for judged in read_judged(out)]
-        assert {record.outcome for record in records} == {"ok"}, output
-        assert len(records) >= REQUESTS - 1
+        # Both servers reject token ids.
+        form = {"endpoint": "chat", "prompt": "text"}
+        if kind == "transformers":
+            form = {"tokenizer": f"pvc://{claim}/{weights.name}/tokenizer.json"}
+        manifest = {
+            "apiVersion": "goodput.dev/v1alpha1",
+            "kind": "TraceReplay",
+            "metadata": {"name": name, "namespace": installation.namespace},
+            "spec": {
+                "trace": f"pvc://{replays}/prod.parquet",
+                "target": {"service": name, "model": model, **form},
+                "allowProduction": True,
+                "records": f"pvc://{replays}/runs",
+                "resources": {"requests": {"cpu": "10m"}},
+            },
+        }
+        installation.kubectl("create", "-f", "-", stdin=json.dumps(manifest))
+        installation.wait("condition=Finished", f"tracereplay/{name}", timeout_s=240)
+        status = installation.get("tracereplay", name)["status"]
+        runs = list(tmp_path.glob("runs/*/shard-0"))
+        assert runs, status
+        records = [judged.record for judged in read_judged(runs[0])]
+        assert {record.outcome for record in records} == {"ok"}, status
+        assert len(records) == REQUESTS
         # The operator measures every ten seconds.
         (measured,) = wait_for(lambda: installation.status(name).get("classes", []), "goodput")
         assert measured["name"] == "interactive"

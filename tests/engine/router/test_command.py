@@ -7,13 +7,17 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import IO, TYPE_CHECKING
 
 import pytest
+import yaml
 
 from goodput_core.dispatch import run_command
 
@@ -69,6 +73,42 @@ def test_it_prints_its_urls_and_stops_on_a_signal(stop: signal.Signals | None, c
         assert process.wait(timeout=10) == code
         assert pipe(process.stdout).read() == ""
         assert "Traceback" not in pipe(process.stderr).read()
+
+
+class _GuardedServer(BaseHTTPRequestHandler):
+    """Another server, of which only the path of its health needs no key."""
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/live" else 302)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def test_it_probes_the_health_path_of_its_manifest(tmp_path: Path) -> None:
+    manifest = yaml.safe_load(MANIFEST.read_text())
+    runtime = {"kind": "OpenAI", "image": "other:1", "healthPath": "/live"}
+    manifest["spec"] = {
+        "model": {"source": "pvc://weights"},
+        "engine": {"runtime": runtime},
+        "slo": manifest["spec"]["slo"],
+    }
+    path = tmp_path / "other.yaml"
+    path.write_text(yaml.safe_dump(manifest))
+    with ThreadingHTTPServer(("127.0.0.1", 0), _GuardedServer) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        with router("-f", str(path), "--upstream", f"other={url}") as (_, event):
+            ready = {}
+            for _ in range(200):
+                with urllib.request.urlopen(f"{event['admin_url']}/control/state") as answer:
+                    ready = {r["name"]: r["ready"] for r in json.load(answer)["replicas"]}
+                if ready["other"]:
+                    break
+                time.sleep(0.05)
+        server.shutdown()
+    assert ready == {"r0": False, "other": True}
 
 
 BROKEN = "apiVersion: goodput.dev/v1alpha1\nkind: LLMService\nmetadata: {name: x}\nspec: {}\n"

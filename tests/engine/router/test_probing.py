@@ -183,20 +183,30 @@ async def test_a_stream_that_began_stays_at_a_hung_replica(
     assert bench.router.outcomes.retries == {}
 
 
-HEALTH_PATHS = [
-    ({"/health/ready": 200}, "", ("/health/ready", "/health", "/v1/models")),
-    ({"/health": 200}, "", ("/health", "/v1/models")),
-    ({"/health": 503}, "503", ("/health", "/v1/models")),
-    ({"/v1/models": 200}, "", ("/v1/models",)),
-    ({"/v1/models": 401}, "", ("/v1/models",)),
-    ({"/v1/models": 500}, "500", ("/v1/models",)),
-    ({}, "404", ("/v1/models",)),
+OTHERS = ("/health/ready", "/health", "/v1/models")
+HEALTH_PATHS: list[tuple[str | None, dict[str, int], str, tuple[str, ...]]] = [
+    (None, {"/health/ready": 200}, "", OTHERS),
+    (None, {"/health": 200}, "", OTHERS[1:]),
+    (None, {"/health": 503}, "503", OTHERS[1:]),
+    (None, {"/v1/models": 200}, "", OTHERS[2:]),
+    (None, {"/v1/models": 401}, "", OTHERS[2:]),
+    (None, {"/v1/models": 500}, "500", OTHERS[2:]),
+    (None, {}, "404", OTHERS[2:]),
+    # All paths need a key.
+    (None, dict.fromkeys(OTHERS, 401), "", OTHERS[2:]),
+    (None, {**dict.fromkeys(OTHERS, 403), "/health": 503}, "503", OTHERS[1:]),
+    # The manifest names a path, and the others would not do.
+    ("/live", {"/live": 200, **dict.fromkeys(OTHERS, 500)}, "", ("/live", *OTHERS)),
+    ("/live", {"/live": 503, **dict.fromkeys(OTHERS, 200)}, "503", ("/live", *OTHERS)),
+    ("/v1/models", {"/v1/models": 200}, "", ("/v1/models", *OTHERS[:2])),
+    # A replica of the revision before the path changed.
+    ("/live", {"/health": 200}, "", OTHERS[1:]),
 ]
 
 
-@pytest.mark.parametrize(("paths", "detail", "left"), HEALTH_PATHS)
+@pytest.mark.parametrize(("named", "paths", "detail", "left"), HEALTH_PATHS)
 async def test_a_server_without_an_admin_port_is_probed_at_a_path_that_it_has(
-    paths: dict[str, int], detail: str, left: tuple[str, ...]
+    named: str | None, paths: dict[str, int], detail: str, left: tuple[str, ...]
 ) -> None:
     async def respond(request: web.Request) -> web.Response:
         return web.Response(status=paths.get(request.path, 404))
@@ -204,7 +214,7 @@ async def test_a_server_without_an_admin_port_is_probed_at_a_path_that_it_has(
     app = web.Application()
     app.router.add_get("/{path:.*}", respond)
     async with TestServer(app) as server, aiohttp.ClientSession() as session:
-        replica = Replica(Upstream("a", str(server.make_url("")).rstrip("/")))
+        replica = Replica(Upstream("a", str(server.make_url("")).rstrip("/")), named)
         prober = Prober(session, FAST, time.monotonic_ns)
         prober.follow([replica], [])
         await until(lambda: detail in replica.detail if detail else replica.ready)

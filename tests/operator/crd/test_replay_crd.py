@@ -100,6 +100,22 @@ INVALID = [
     ({"records": "pvc://runs/./a"}, "spec.records: must be pvc://CLAIM/PATH"),
     ({"target": {}}, "spec.target: must have either service or url"),
     ({"target": {"service": "chat", "url": "http://a"}}, "spec.target: must have either"),
+    (
+        {"target": {"service": "chat", "endpoint": "chat", "prompt": "tokens"}},
+        "spec.target.prompt: is tokens, but with endpoint chat",
+    ),
+    (
+        {"target": {"service": "chat", "prompt": "tokens", "tokenizer": "pvc://a"}},
+        "spec.target.tokenizer: must be absent with prompt tokens",
+    ),
+    (
+        {"target": {"service": "chat", "tokenizer": "file:///a"}},
+        "spec.target.tokenizer: must be pvc://CLAIM/PATH",
+    ),
+    (
+        {"target": {"service": "chat", "tokenizer": "pvc://a/.."}},
+        "spec.target.tokenizer: must be pvc://CLAIM/PATH",
+    ),
     ({"target": {"url": "http://llm:8000"}}, "spec.slo: is required with target.url"),
     ({"shards": 101}, "spec.shards: must lie in 1 to 100"),
     ({"gate": {"confidence": "5%"}}, "spec.gate.confidence: 5% is below 50%"),

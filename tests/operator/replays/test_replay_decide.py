@@ -226,6 +226,15 @@ def test_a_claim_of_one_node_is_refused_for_several_shards(
         assert any(isinstance(action, Create) for action in decision.actions)
 
 
+def test_several_shards_need_a_tokenizer_that_all_can_read() -> None:
+    exact = replay(shards=3, target={"service": "chat", "tokenizer": "pvc://weights"})
+    claims = {"traces": ("ReadOnlyMany",), "records": ("ReadWriteMany",)}
+    refused = run(snapshot(replay=exact, claims={**claims, "weights": ("ReadWriteOnce",)}))
+    assert outcome(refused)[:2] == ("INVALID", "StorageRefused")
+    shared = run(snapshot(replay=exact, claims={**claims, "weights": ("ReadOnlyMany",)}))
+    assert any(isinstance(action, Create) for action in shared.actions)
+
+
 def test_an_invalid_spec_ends_the_replay() -> None:
     verdict, reason, message, _ = outcome(run(snapshot(replay=replay(shards=0))))
     assert (verdict, reason) == ("INVALID", "InvalidSpec")

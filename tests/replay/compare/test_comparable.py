@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.builders.traces import steady_rows
 from tests.replay.compare.recorded import chat_run
-from tests.replay.compare.test_recorded_baseline import STABLE, WINDOW_S, record
+from tests.replay.compare.test_recorded_baseline import SIDES, STABLE, WINDOW_S, record, recording
 from tests.replay.sending.conftest import trace_of
 from tests.replay.sending.stand_ins import DONE, StandIn, finish, running, tokens, usage
 from tests.replay.test_merge import replay
@@ -17,6 +17,7 @@ from tests.replay.test_merge import replay
 from goodput_core.errors import InputError, UnreachableError, UsageError
 from goodput_replay.compare.comparable import RunInputs, require_comparable
 from goodput_replay.compare.gate_command import main as judge
+from goodput_replay.compare.recording import RecordedPair, write_recording
 from goodput_replay.compare.runs import load_run
 from goodput_replay.runs.summary import read_summary, write_summary
 from goodput_replay.storage import upload_folder
@@ -134,3 +135,39 @@ async def test_a_wrong_baseline_ends_the_command_before_a_request_is_sent(
         code, _ = await replay(tmp_path, *common, *options)
     assert code in {0, 3}
     assert len(served) == 2 + 20
+
+
+async def test_a_recorded_baseline_is_chosen_by_the_requests_before_they_are_sent(
+    trace_of: WriteTrace, tmp_path: Path
+) -> None:
+    served: list[int] = []
+
+    def answer(count: int) -> Iterable[bytes]:
+        served.append(count)
+        return [*tokens(count), finish(), usage(count), DONE]
+
+    async with running(StandIn(answer=answer)) as url:
+        common = ["--trace", trace_of(steady_rows(20, per_s=50, output_tokens=3))]
+        common += ["--ttft", "5s", "--tpot", "5s", "--objective", "90%", "--no-report"]
+        await replay(tmp_path, *common, "--target", url, "--out", "run")
+        for day in range(1, 5):
+            night = tmp_path / "history" / f"night-{day}"
+            shutil.copytree(tmp_path / "run", night / "baseline")
+            summary = read_summary(night / "baseline")
+            # The run may have been late. The latest recording has another window.
+            summary = replace(summary, validity=replace(summary.validity, valid=True))
+            run = replace(summary.run, started_at=f"2026-03-0{day}T05:06:07+00:00")
+            window = replace(summary.window, length_s=9.0) if day == 4 else summary.window
+            write_summary(night / "baseline", replace(summary, run=run, window=window))
+            pair = RecordedPair(order="AB", salt="s", **SIDES)
+            write_recording(night, recording(pair))
+        new = ("ab", "--target", url, "--recorded", "history", *common)
+        served.clear()
+        code, error = await replay(tmp_path, *new, "--speed", "4", "--out", "refused")
+        # One probe of the announcement, and one of the run.
+        assert (code, len(served)) == (64, 2), error
+        assert "is of other requests: the trace selection differs" in error
+        code, error = await replay(tmp_path, *new, "--out", "new")
+    assert code in {0, 2, 3}, error
+    copied = read_summary(tmp_path / "new" / "pair-1" / "baseline")
+    assert copied.run.started_at.startswith("2026-03-03"), "the latest that fits"

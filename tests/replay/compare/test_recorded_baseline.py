@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.replay.compare.recorded import chat_run
+from tests.replay.conftest import INFO
 
 from goodput_core.errors import InputError, UsageError
 from goodput_replay.compare import ab
+from goodput_replay.compare.comparable import RunInputs, require_comparable
 from goodput_replay.compare.gate_command import main as judge
-from goodput_replay.compare.recorded_baseline import find_recorded_runs, read_promises
-from goodput_replay.compare.recording import ABRecording, RecordedPair, write_recording
+from goodput_replay.compare.recorded_baseline import find_recorded_runs
+from goodput_replay.compare.recording import (
+    ABRecording,
+    RecordedPair,
+    find_history,
+    write_recording,
+)
+from goodput_replay.runs.summary import read_summary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -162,21 +169,6 @@ def test_too_few_recordings_end_the_command_with_a_result_before_any_run(tmp_pat
     assert not (tmp_path / "o").exists()
 
 
-def test_the_slo_of_a_recording_is_compared_with_that_of_the_plan(tmp_path: Path) -> None:
-    slo = tmp_path / "slo.yaml"
-    slo.write_text("classes: [{name: chat, ttftMs: 500, tpotMs: 50, objective: 99%}]\n")
-    words = ["--rate", "1/s", "--duration", "2s", "--input-tokens", "9"]
-    words += ["--output-tokens", "9", "--slo", str(slo), "--target", "http://chat"]
-    done = subprocess.run(
-        [sys.executable, "-m", "goodput_core", "replay", *words, "--dry-run", "--json"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    run = record(tmp_path, "night", 1) / "baseline"
-    assert read_promises(run) == json.loads(done.stdout)["promises"]
-
-
 def test_the_gate_compares_one_run_with_the_latest_recording_or_with_a_named_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -195,6 +187,47 @@ def test_the_gate_compares_one_run_with_the_latest_recording_or_with_a_named_run
     assert found["classes"][0]["difference"] == pytest.approx(1 / 1200, abs=1e-6)
     # The same pair without the recordings shows nothing about the spread between runs.
     assert judge([run, "--baseline", named, "--json"]) == 2
+
+
+def at(day: int) -> dict[str, Any]:
+    """Return the change with which a run started on this day."""
+    return {"run": replace(INFO.run, started_at=f"2026-03-{day:02}T05:06:07+00:00")}
+
+
+def test_of_very_many_recordings_the_latest_are_used_whatever_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("goodput_replay.compare.recording._MAX_RECORDINGS", 4)
+    for day in range(1, 7):
+        record(tmp_path, f"night-{day}", 2, **at(day))
+    (tmp_path / "running").mkdir()
+    write_recording(tmp_path / "running", recording())
+    names = [folder.name for folder, _ in find_history(tmp_path)]
+    assert names == [f"night-{day}" for day in range(3, 7)]
+
+
+def test_a_later_recording_of_other_requests_or_of_another_revision_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for day in range(1, 7):
+        record(tmp_path / "history", f"night-{day}", 2, **at(day))
+    record(tmp_path / "history", "other-revision", 2, revision="chat-ffffffff", **at(7))
+    for day in range(8, 31):
+        for half in ("morning", "night"):  # more recordings than are read
+            folder = tmp_path / "history" / f"other-window-{day}-{half}"
+            hour = {"morning": 8, "night": 22}[half]
+            started = replace(INFO.run, started_at=f"2026-03-{day:02}T{hour:02}:00:00+00:00")
+            chat_run(folder / "baseline", seconds=60, revision=STABLE, run=started)
+            write_recording(folder, recording(RecordedPair(order="AB", salt="s", **SIDES)))
+    run = chat_run(tmp_path / "new", missed=spread(3), seconds=WINDOW_S)
+    inputs = {field.name: getattr(read_summary(run), field.name) for field in fields(RunInputs)}
+    require_comparable(
+        RunInputs(**inputs), baseline=None, recorded=str(tmp_path / "history"), revision=STABLE
+    )
+    options = ["--recorded", str(tmp_path / "history"), "--recorded-revision", STABLE, "--json"]
+    assert judge([str(run), *options]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["baselines"] == [str(tmp_path / "history" / "night-6" / "baseline")]
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ from goodput_core.contract import (
     HEADER_SLO_TTFT_MS,
 )
 from goodput_core.slo.targets import Targets
+from goodput_core.spec.choices import Endpoint
 from goodput_replay.runs.summary import LengthPinning
 from goodput_replay.sending.body import RequestRenderer
 from goodput_replay.sending.prompts import TokenIdPrompts, WordPrompts
-from goodput_replay.sending.target import Endpoint
 
 if TYPE_CHECKING:
     from tests.replay.sending.builders import Planned

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from goodput_core.errors import UsageError
+from goodput_core.spec.choices import Endpoint
 from goodput_core.units import NS_PER_S
 from goodput_replay.options import parse_options
-from goodput_replay.sending.target import Endpoint
 
 EMULATED = ["--trace", "t.parquet", "--emulate", "chat.yaml"]
 HERE = ["--trace", "t.parquet", "--target", "http://127.0.0.1:1"]
@@ -104,6 +104,10 @@ WRONG = {
     "a metric of no page": (
         [*HERE, "--scrape-metric", "up"],
         "--scrape-metric is only supported with --scrape and -f",
+    ),
+    "a revision of no recordings": (
+        [*HERE, "--recorded-revision", "chat-0a1b2c3d"],
+        "--recorded-revision is only supported with --check-recorded",
     ),
     "a key for no page": (
         [*HERE, "--scrape-key-env", "KEY"],

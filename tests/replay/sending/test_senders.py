@@ -21,6 +21,7 @@ from tests.replay.sending.stand_ins import DONE, StandIn, event, finish, running
 from goodput_core.slo.record import Outcome
 from goodput_core.slo.targets import SLOClass
 from goodput_core.slo.verdict import Reason, VerdictKind
+from goodput_core.spec.choices import Endpoint
 from goodput_replay.plan import RequestPlan
 from goodput_replay.runs.length_pinning import LengthPinning
 from goodput_replay.runs.prompt_kind import PromptKind
@@ -33,7 +34,6 @@ from goodput_replay.sending.client.request import SendingPolicy
 from goodput_replay.sending.loop import SenderPlan
 from goodput_replay.sending.preflight import ModelNames
 from goodput_replay.sending.senders import SENDER_MESSAGES, SenderStart
-from goodput_replay.sending.target import Endpoint
 from goodput_replay.shares import Share
 from goodput_traces.format.reader import open_trace
 from goodput_traces.transforms import (
