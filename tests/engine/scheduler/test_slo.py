@@ -155,7 +155,7 @@ def test_a_promise_on_gaps_bounds_a_step_whatever_is_ahead() -> None:
 
 @pytest.mark.parametrize("targets", [{"tbt_ms": 4}, {"tpot_ms": 40, "tbt_ms": 4}])
 def test_a_promise_on_gaps_that_no_step_keeps_does_not_shorten_the_steps_of_others(
-    targets: dict[str, int],
+    targets: dict[str, Any],
 ) -> None:
     bench = SloBench()
     bench.add(1, 50, ttft_ms=1000, outputs=1000, **targets)
