@@ -47,6 +47,7 @@ __all__ = ["LOADS", "TenantLoad", "TenantLoads", "TenantResult", "main", "serve"
 _MANIFEST: Final = Path(__file__).parents[1] / "examples" / "chat.yaml"
 _CLASS: Final = "interactive"
 _SEED: Final = 1
+_BLOCK_TOKENS: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,7 @@ class TenantLoad:
         end_s: time after which it sends no more requests.
         burst: number of requests that arrive at once.
         slo_class: class of its requests.
+        shared_tokens: length of a prefix that all its prompts have in addition.
     """
 
     per_s: float
@@ -73,6 +75,7 @@ class TenantLoad:
     end_s: float = 60
     burst: int = 1
     slo_class: str = _CLASS
+    shared_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +103,7 @@ def _small(
     weight: int = 1,
     burst: int = 1,
     slo_class: str = _CLASS,
+    shared_tokens: int = 0,
 ) -> TenantLoad:
     return TenantLoad(
         per_s=per_s,
@@ -108,6 +112,7 @@ def _small(
         weight=weight,
         burst=burst,
         slo_class=slo_class,
+        shared_tokens=shared_tokens,
     )
 
 
@@ -272,6 +277,13 @@ LOADS: Final[Mapping[str, TenantLoads]] = {
     "long and chat beside a short flood": TenantLoads(
         tenants={"a": _small(1.2, 4000, 300), "b": _small(5), "flood": _flood(300, 100, 40)},
     ),
+    "chat and an agent with a cached prefix": TenantLoads(
+        tenants={
+            "a": _small(9),
+            "agent": _small(0.2, 100, 20, shared_tokens=16_000),
+            "flood": _flood(60, 1000, 100),
+        },
+    ),
     "long outputs in free capacity": TenantLoads(
         held_out=True,
         replicas=4,
@@ -426,13 +438,23 @@ def _requests(tenants: Mapping[str, TenantLoad], seed: int) -> Iterator[PlannedR
             slo_class=tenants[name].slo_class,
             targets=Targets(),
             priority=None,
-            prompt=PromptKey(request_id=str(number), input_tokens=input_tokens),
+            prompt=_prompt(str(number), input_tokens, shared_tokens=tenants[name].shared_tokens),
             output_tokens=output_tokens,
             max_output_tokens=None,
             cancel_after_ns=None,
             session_id=name,
             number=number,
         )
+
+
+def _prompt(request_id: str, input_tokens: int, *, shared_tokens: int) -> PromptKey:
+    """Return a prompt of new tokens, behind the shared prefix if the tenant has one."""
+    return PromptKey(
+        request_id=request_id,
+        input_tokens=shared_tokens + input_tokens,
+        hashes=tuple(range(shared_tokens // _BLOCK_TOKENS)),
+        block_size=_BLOCK_TOKENS if shared_tokens else 0,
+    )
 
 
 def main(argv: list[str] | None = None) -> int:

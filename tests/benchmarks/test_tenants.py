@@ -9,7 +9,13 @@ from benchmarks.tenants import LOADS, serve
 
 
 @pytest.mark.parametrize(
-    "name", ["very long outputs", "pulses", "long requests beside pulses of other tenants"]
+    "name",
+    [
+        "very long outputs",
+        "pulses",
+        "long requests beside pulses of other tenants",
+        "chat and an agent with a cached prefix",
+    ],
 )
 def test_a_tenant_keeps_beside_a_flood_what_it_keeps_alone(name: str) -> None:
     load = LOADS[name]

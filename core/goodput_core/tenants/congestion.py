@@ -125,9 +125,10 @@ class PromptRate:
     def tokens_within(self, limit_ns: int, now_ns: int) -> float:
         """Return the tokens that a replica computes in some time; infinite if unknown."""
         if self._long.wait_ns(now_ns) >= _KNOWN_NS:
+            # Prompts in a prefix cache start much sooner than they could be computed.
             least = self._long.per_s
-            rate = max(least, min(self._all.additional_per_s, _MOST * least))
-            return max(rate, self._fastest(now_ns)) * limit_ns / NS_PER_S
+            fastest = max(self._all.additional_per_s, self._fastest(now_ns))
+            return max(least, min(fastest, _MOST * least)) * limit_ns / NS_PER_S
         if not self._waiting:
             return math.inf
         _, began_ns, _, ahead = next(iter(self._waiting.values()))

@@ -41,6 +41,22 @@ def test_the_constant_part_of_a_wait_is_not_taken_for_slow_prompts() -> None:
     assert rate.tokens_within(NS_PER_S, 41 * NS_PER_S) == pytest.approx(30_000, rel=0.01)
 
 
+@pytest.mark.parametrize("alone", [True, False], ids=["alone", "behind-others"])
+def test_a_cached_prompt_is_not_taken_for_a_fast_replica(alone: bool) -> None:
+    rate = PromptRate()
+    for second in range(20):  # 10,000 tokens per second
+        now_ns = second * NS_PER_S
+        rate.begin("a", "r0", 1000, now_ns)
+        rate.begin("b", "r0", 1000, now_ns)
+        rate.end("a", now_ns + 100 * NS_PER_MS, started=True)
+        rate.end("b", now_ns + 200 * NS_PER_MS, started=True)
+    if not alone:
+        rate.begin("a", "r0", 1000, 20 * NS_PER_S)
+    rate.begin("cached", "r0", 20_000, 20 * NS_PER_S)
+    rate.end("cached", 20 * NS_PER_S + 30 * NS_PER_MS, started=True)
+    assert rate.tokens_within(NS_PER_S, 21 * NS_PER_S) <= 3 * 10_001
+
+
 def test_a_rate_is_known_only_after_a_second_of_waits() -> None:
     rate = PromptRate()
     for number in range(9):
