@@ -317,7 +317,7 @@ class Tenants(Collector):
         kept = {tenant.name for tenant in tenants} | {OTHER_TENANTS}
         self._counts = {name: counts for name, counts in self._counts.items() if name in kept}
         for tenant in tenants:
-            if len(self._counts) >= _MAX_NAMED:
+            if len(self._counts) - (OTHER_TENANTS in self._counts) >= _MAX_NAMED:
                 break
             self._counts.setdefault(tenant.name, _TenantCounts())
 

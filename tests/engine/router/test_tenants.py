@@ -118,7 +118,10 @@ INVALID = {
     "a key instead of its hash": (f"a {HASH}\nb secret-of-b", "line 2: a field is neither"),
     "without a hash": ("secret-of-b", "line 1: a tenant has 1 to 4 hashes"),
     "two tenants with one key": (f"a {HASH}\n\nb {HASH}", "line 3: the same hash is on line 1"),
-    "a tenant twice": (f"a {HASH}\na {HASH}", "line 2: the tenant a has a line already"),
+    "a tenant twice": (
+        f"secret-of-b {HASH}\nsecret-of-b {HASH}",
+        "line 2: its tenant has a line already",
+    ),
     "odd characters": (f'a"}}\x00\u2603secret-of-b {HASH}', "line 1: the name must have 1 to 40"),
     "a name of 300 characters": (f"{'secret-of-b' * 30} {HASH}", "line 1: the name must have"),
     "the reserved name": (f"other {HASH}", "line 1: the name must have"),
@@ -277,6 +280,26 @@ async def test_at_most_a_hundred_tenants_have_series_of_their_own(
     ]
     assert len(series) == 101
     assert 'throttled_total{llmservice="chat",tenant="other"} 0.0' in "\n".join(series)
+
+
+async def test_the_series_of_other_tenants_takes_no_place_of_a_named_one(
+    start: StartBench, tmp_path: Path
+) -> None:
+    now_ns = 0
+    rows = [Tenant(name=f"t{n}", weight=1, hashes=(hash_key(f"key-{n}"),)) for n in range(102)]
+    file = tmp_path / "tenants"
+    file.write_text(format_tenants(rows[:101]))
+    bench = await start(tenants_file=file, clock=lambda: now_ns)
+    bench.replicas[0].behave = respond("200 OK", b"{}")
+    assert (await post(bench, "key-100"))[0] == 200
+    assert 'tenant="other"' in await bench.metrics()
+    (tmp_path / "new").write_text(format_tenants([*rows[1:100], rows[101]]))
+    (tmp_path / "new").replace(file)
+    now_ns += NS_PER_S
+    metrics = await bench.metrics()
+    named = 'goodput_router_tenant_throttled_total{llmservice="chat",tenant="'
+    assert metrics.count(named) == 101
+    assert f'{named}t101"}} 0.0' in metrics
 
 
 async def test_the_series_of_a_removed_tenant_end_and_its_last_response_counts_as_other(
