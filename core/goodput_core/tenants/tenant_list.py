@@ -84,8 +84,8 @@ def parse_tenants(data: bytes) -> tuple[Tenant, ...]:
             raise InputError(f"line {number}: {error}; write {_FORM}") from None
         if tenant.name in tenants:
             raise InputError(
-                f"line {number}: the tenant {tenant.name} has a line already; write all its hashes "
-                "on one line"
+                f"line {number}: its tenant has a line already; write all hashes of a tenant on "
+                "one line"
             )
         for digest in tenant.hashes:
             if digest in owners:

@@ -32,7 +32,11 @@ def test_a_line_has_a_name_a_weight_and_hashes() -> None:
     [
         pytest.param("", "no tenants; write at least one line", id="empty"),
         pytest.param("# none\n", "no tenants", id="only a comment"),
-        pytest.param(f"a sha256:{HASH}\na sha256:{OTHER}", "line 2: the tenant a has", id="twice"),
+        pytest.param(
+            f"secret-key sha256:{HASH}\nsecret-key sha256:{OTHER}",
+            "line 2: its tenant has a line already",
+            id="twice",
+        ),
         pytest.param(f"a sha256:{HASH}\nb sha256:{HASH}", "hash is on line 1", id="same key"),
         pytest.param(f"a sha256:{HASH} sha256:{HASH}", "hash is on line 1", id="key twice"),
         pytest.param("a", "line 1: a tenant has 1 to 4 hashes", id="no hash"),
