@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAX_CLASSES",
+    "MAX_REPLICAS",
     "EngineLoad",
     "ReadError",
     "ReplicaView",
@@ -25,7 +26,8 @@ __all__ = [
 
 _MAX_BYTES: Final = 4 << 20
 _TOTAL_S: Final = 3.0
-_MAX_REPLICAS: Final = 256
+MAX_REPLICAS: Final = 2_000
+"""Largest number of replicas: twice the maximum of a service, since some of them may drain."""
 MAX_CLASSES: Final = 64
 """Largest number of classes that are shown."""
 _MAX_SECONDS: Final = 3700
@@ -81,7 +83,7 @@ class RouterView(msgspec.Struct, frozen=True):
     policy: _Name = ""
     draining: bool = False
     in_flight: _Count = 0
-    replicas: Annotated[list[ReplicaView], msgspec.Meta(max_length=_MAX_REPLICAS)] = []
+    replicas: Annotated[list[ReplicaView], msgspec.Meta(max_length=MAX_REPLICAS)] = []
     seconds: RouterSeconds | None = None
 
 

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from contextlib import suppress
 from datetime import datetime
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import aiohttp
@@ -30,6 +31,7 @@ from goodput_replay.runs.slo import SLOClasses, slo_classes
 from goodput_replay.watch.history import ObservedChange, ServiceHistory, make_sample
 from goodput_replay.watch.page import WatchPage
 from goodput_replay.watch.readings import (
+    MAX_REPLICAS,
     EngineLoad,
     ReadError,
     ReplicaView,
@@ -138,7 +140,7 @@ class CombinedHistory(ServiceHistory):
 def merge_routers(views: Sequence[RouterView]) -> RouterView:
     """Return the state of all routers as that of one.
 
-    A replica is ready if all routers send it requests.
+    A replica is ready if all routers send it requests. At most `MAX_REPLICAS` are returned.
 
     Args:
         views: states of the routers, at least one.
@@ -153,7 +155,7 @@ def merge_routers(views: Sequence[RouterView]) -> RouterView:
             ready=all(one.ready for one in seen),
             in_flight=sum(one.in_flight for one in seen),
         )
-        for seen in replicas.values()
+        for seen in islice(replicas.values(), MAX_REPLICAS)
     ]
     return msgspec.structs.replace(
         views[0],

@@ -20,7 +20,7 @@ from tests.builders.pages import opened
 from yarl import URL
 
 from goodput_core.dispatch import run_command
-from goodput_replay.watch.readings import RouterView
+from goodput_replay.watch.readings import MAX_REPLICAS, RouterView
 from goodput_replay.watch.services import CombinedHistory, ServicePages, merge_routers
 
 if TYPE_CHECKING:
@@ -82,6 +82,14 @@ def test_a_replica_is_ready_if_all_routers_send_it_requests() -> None:
         ("chat-1", True, 0),
     ]
     assert merged.in_flight == 6
+
+
+def test_merged_routers_have_a_limited_number_of_replicas() -> None:
+    views = [
+        view([], [], 1, replicas=[{"name": f"{router}-{n}"} for n in range(MAX_REPLICAS)])
+        for router in range(3)
+    ]
+    assert len(merge_routers(views).replicas) == MAX_REPLICAS
 
 
 @contextmanager

@@ -101,6 +101,21 @@ async def test_a_router_is_read_from_the_requested_second_on() -> None:
     assert view == _view()
 
 
+async def test_the_largest_service_is_read_and_its_page_is_small() -> None:
+    replicas = [{**_state()["replicas"][0], "name": f"chat-engine-{n}"} for n in range(1_000)]
+
+    async def respond(_: web.Request) -> web.Response:
+        return web.json_response(_state(replicas=replicas))
+
+    async with _reader(respond) as reader:
+        view = await reader.router(0)
+    page = WatchPage(ServiceHistory(), SLO)
+    page.router = view
+    update = page.update()
+    assert b"chat-engine-999" in update
+    assert len(update) < 1 << 19
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -109,7 +124,7 @@ async def test_a_router_is_read_from_the_requested_second_on() -> None:
         b"[" * 100_000,
         json.dumps(_state(role="engine")).encode(),
         json.dumps(_state(seconds=None)).encode(),
-        json.dumps(_state(replicas=[{"name": "x"}] * 1000)).encode(),
+        json.dumps(_state(replicas=[{"name": "x"}] * 2001)).encode(),
         json.dumps(_state(in_flight=-1)).encode(),
         json.dumps(_state(in_flight=10**30)).encode(),
         json.dumps(_state(seconds={"first_s": 0, "end_s": 1, "classes": {"chat": {"good": [2],
