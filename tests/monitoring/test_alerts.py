@@ -103,6 +103,18 @@ def alternating(
     return found
 
 
+def handed_over(inputs: Inputs, minutes: int, gap: int, *, total: int = 100) -> Inputs:
+    """Series of value 1 of an operator, and of another pod after some minutes and a gap."""
+    found = []
+    for one in inputs:
+        name = one["series"].removesuffix("}")
+        found += [
+            {"series": f'{name},pod="op-0"}}', "values": f"1x{minutes} stale"},
+            {"series": f'{name},pod="op-1"}}', "values": f"_x{minutes + 1 + gap} 1x{total}"},
+        ]
+    return found
+
+
 FAST = {**CLASS, "severity": "page", "window": "1h"}
 SLOWER = {**CLASS, "severity": "page", "window": "6h"}
 DAY = {**CLASS, "severity": "ticket", "window": "1d"}
@@ -271,6 +283,129 @@ CASES = {
         inputs=condition("Stalled", "RolloutPaused", 30),
         silent=("15m", "29m"),
     ),
+    "another operator continues the ticket of a stalled service": Case(
+        alert="GoodputServiceStalled",
+        inputs=handed_over(
+            [
+                series("goodput_service_condition", "", condition="Stalled", status="True",
+                       **SERVICE),
+                series("goodput_service_condition_reason", "", condition="Stalled",
+                       reason="ImagePullFailed", **SERVICE),
+            ],
+            minutes=6,
+            gap=2,
+        ),
+        fires={
+            at: {
+                **SERVICE,
+                "severity": "ticket",
+                "condition": "Stalled",
+                "reason": "ImagePullFailed",
+            }
+            for at in ("11m", "15m", "20m")
+        },
+        silent=("9m",),
+    ),
+    "another operator continues the ticket of a replica law": Case(
+        alert="GoodputReplicasAtMaximum",
+        inputs=handed_over(
+            [
+                series("goodput_service_condition", "", condition="ScalingLimited", status="True",
+                       **SERVICE),
+                series("goodput_service_condition_reason", "", condition="ScalingLimited",
+                       reason="MaxReplicas", **SERVICE),
+            ],
+            minutes=20,
+            gap=1,
+        ),
+        fires={
+            f"{minute}m": {
+                **SERVICE,
+                "severity": "ticket",
+                "condition": "ScalingLimited",
+                "reason": "MaxReplicas",
+            }
+            for minute in range(16, 30)
+        },
+        silent=("14m",),
+    ),
+    "another operator continues the ticket of a paused rollout": Case(
+        alert="GoodputRolloutPaused",
+        inputs=handed_over(
+            [
+                series("goodput_service_condition", "", condition="RolloutPaused", status="True",
+                       **SERVICE),
+                series("goodput_service_condition_reason", "", condition="RolloutPaused",
+                       reason="Inconclusive", **SERVICE),
+            ],
+            minutes=20,
+            gap=2,
+        ),
+        fires={
+            f"{minute}m": {
+                **SERVICE,
+                "severity": "ticket",
+                "condition": "RolloutPaused",
+                "reason": "Inconclusive",
+            }
+            for minute in range(11, 40)
+        },
+        silent=("9m",),
+    ),
+    "a failed gate has no second ticket after another operator took over": Case(
+        alert="GoodputRolloutPaused",
+        inputs=handed_over(
+            [
+                series("goodput_service_condition", "", condition="RolloutPaused", status="True",
+                       **SERVICE),
+                series("goodput_service_condition_reason", "", condition="RolloutPaused",
+                       reason="GateFailed", **SERVICE),
+                series("goodput_service_gate", "", phase="Failed", verdict="FAIL", revision="r2",
+                       **SERVICE),
+            ],
+            minutes=20,
+            gap=2,
+        ),
+        silent=tuple(f"{minute}m" for minute in range(10, 40)),
+    ),
+    "another operator continues the ticket of a failed gate": Case(
+        alert="GoodputGateFailed",
+        inputs=handed_over(
+            [
+                series("goodput_service_gate", "", phase="Failed", verdict="FAIL", revision="r2",
+                       **SERVICE),
+            ],
+            minutes=20,
+            gap=2,
+        ),
+        fires={
+            f"{minute}m": {
+                **SERVICE,
+                "severity": "ticket",
+                "revision": "r2",
+                "phase": "Failed",
+                "verdict": "FAIL",
+            }
+            for minute in range(1, 40)
+        },
+    ),
+    "a failed gate is a ticket for six minutes after the spec changed": Case(
+        alert="GoodputGateFailed",
+        inputs=[
+            series("goodput_service_gate", "1x10 stale", phase="Failed", verdict="FAIL",
+                   revision="r2", **SERVICE),
+        ],
+        fires={
+            "16m": {
+                **SERVICE,
+                "severity": "ticket",
+                "revision": "r2",
+                "phase": "Failed",
+                "verdict": "FAIL",
+            },
+        },
+        silent=("17m",),
+    ),
     "a paused rollout is a ticket": Case(
         alert="GoodputRolloutPaused",
         inputs=[
@@ -300,9 +435,9 @@ CASES = {
     "a failed gate is a ticket until the spec changes or the gate is repeated": Case(
         alert="GoodputGateFailed",
         inputs=[
-            series("goodput_service_gate", "1x5 _x30", phase="Replaying", verdict="", revision="r2",
-                   **SERVICE),
-            series("goodput_service_gate", "_x6 1x10 _x30", phase="Failed", verdict="FAIL",
+            series("goodput_service_gate", "1x5 stale", phase="Replaying", verdict="",
+                   revision="r2", **SERVICE),
+            series("goodput_service_gate", "_x6 1x10 stale", phase="Failed", verdict="FAIL",
                    revision="r2", **SERVICE),
             series("goodput_service_gate", "_x17 1x30", phase="Starting", verdict="", revision="r2",
                    **SERVICE),
@@ -316,7 +451,7 @@ CASES = {
                 "verdict": "FAIL",
             },
         },
-        silent=("4m", "25m"),
+        silent=("4m", "18m", "25m"),
     ),
 }  # fmt: skip
 

@@ -39,7 +39,6 @@ _PERIOD_HOURS: Final = 30 * 24
 _BY: Final = "by (namespace, llmservice, slo_class)"
 _ON: Final = "on (namespace, llmservice, slo_class)"
 _SERVICE: Final = "on (namespace, llmservice)"
-_FAILED_GATE: Final = f'{METRIC_SERVICE_GATE}{{phase="Failed"}} == 1'
 _ATTAINED: Final = "llmservice_class:goodput_attained_requests:rate5m"
 _JUDGED: Final = "llmservice_class:goodput_judged_requests:rate5m"
 _BUDGET: Final = "llmservice_class:goodput_error_budget:ratio"
@@ -216,7 +215,7 @@ def _service_alerts(runbooks: str) -> list[dict[str, Any]]:
         ),
         _alert(
             "GoodputGateFailed",
-            expr=_FAILED_GATE,
+            expr=_failed_gate(),
             lasts=None,
             severity="ticket",
             summary=f"The new revision {{{{ $labels.revision }}}} of {service} failed its gate.",
@@ -226,7 +225,8 @@ def _service_alerts(runbooks: str) -> list[dict[str, Any]]:
         ),
         _alert(
             "GoodputRolloutPaused",
-            expr=f"{_reason_while('RolloutPaused')}unless {_SERVICE} {_FAILED_GATE}\n",
+            expr=f"{_bridged(_reason_while('RolloutPaused'))}"
+            f"unless {_SERVICE} (\n{_failed_gate()})\n",
             lasts="10m",
             severity="ticket",
             summary=f"The rollout of {service} is paused: {{{{ $labels.reason }}}}.",
@@ -240,23 +240,36 @@ def _service_alerts(runbooks: str) -> list[dict[str, Any]]:
 def _reason_while(condition: str, *, unless: str = "") -> str:
     """Return a query of the reason of a condition while the condition is true.
 
+    The series have no labels of the operator's pod, so another pod continues them.
+
     Args:
         condition: type of the condition.
         unless: a reason that the query leaves out.
     """
     reasons = f',reason!="{unless}"' if unless else ""
     return (
-        f'{METRIC_SERVICE_CONDITION_REASON}{{condition="{condition}"{reasons}}}\n'
+        "max by (namespace, llmservice, condition, reason) "
+        f'({METRIC_SERVICE_CONDITION_REASON}{{condition="{condition}"{reasons}}})\n'
         f"and {_SERVICE} "
         f'{METRIC_SERVICE_CONDITION}{{condition="{condition}",status="True"}} == 1\n'
     )
+
+
+def _failed_gate() -> str:
+    """Return a query of the failed gate of a service, until the gate is repeated."""
+    failed = (
+        "max by (namespace, llmservice, revision, phase, verdict) "
+        f'({METRIC_SERVICE_GATE}{{phase="Failed"}}) == 1\n'
+    )
+    return f'{_bridged(failed)}unless {_SERVICE} {METRIC_SERVICE_GATE}{{phase!="Failed"}}\n'
 
 
 def _bridged(expr: str) -> str:
     """Return a query that keeps a series for some minutes after its last sample.
 
     A container that crashes again and again runs between two crashes, and two problems that take
-    turns change the reason. Without this, each of these gaps would restart the wait of an alert.
+    turns change the reason. An operator that is replaced reports nothing for a while. Without this,
+    each of these gaps would end an alert, or restart its wait.
     """
     return f"last_over_time((\n{expr})[{_BRIDGED}:{_INTERVAL_S}s])\n"
 
