@@ -35,6 +35,8 @@ _INTERVAL_S: Final = 30
 _BRIDGED: Final = "6m"
 """Gap that does not restart the wait of an alert; longer than the pause of five minutes before the
 kubelet restarts a container that crashes."""
+_RECORDED: Final = "5m"
+"""Window of the recorded rates."""
 _PERIOD_HOURS: Final = 30 * 24
 _BY: Final = "by (namespace, llmservice, slo_class)"
 _ON: Final = "on (namespace, llmservice, slo_class)"
@@ -126,19 +128,40 @@ def _recorded() -> list[dict[str, Any]]:
         {"record": _JUDGED, "expr": f"sum {_BY} (rate({METRIC_REQUESTS}{{{judged}}}[5m]))"},
         {
             "record": _BUDGET,
-            # Known for an hour after the operator was last scraped.
-            "expr": f"1 - max {_BY} (last_over_time({METRIC_SERVICE_OBJECTIVE}[1h]))",
+            "expr": f"1 - max {_BY} ({_objective()})",
         },
     ]
     rules += [
         {
             "record": _burn_metric(window),
-            "expr": f"(1 - sum_over_time({_ATTAINED}[{window}]) / "
-            f"(sum_over_time({_JUDGED}[{window}]) > 0)) / {_ON} {_BUDGET}",
+            "expr": f"(1 - {_over(_ATTAINED, window)} / ({_over(_JUDGED, window)} > 0)) "
+            f"/ {_ON} {_BUDGET}",
         }
         for window in _WINDOWS
     ]
     return rules
+
+
+def _objective() -> str:
+    """Return a query of the objectives, which are known for an hour after the last sample.
+
+    They are known for three days if routers still report requests of the class, but no operator
+    reports a valid spec of the service. Otherwise, an alert would end while the outage goes on.
+    """
+    valid = f'{METRIC_SERVICE_CONDITION_REASON}{{condition="Stalled",reason!="InvalidSpec"}}'
+    return (
+        f"last_over_time({METRIC_SERVICE_OBJECTIVE}[1h])\n"
+        f"or last_over_time({METRIC_SERVICE_OBJECTIVE}[3d]) and {_ON} {_JUDGED}\n"
+        f"unless {_SERVICE} last_over_time({valid}[1h])\n"
+    )
+
+
+def _over(rate: str, window: str) -> str:
+    """Return a query of the sum of a recorded rate of five minutes, which begins with the window.
+
+    A sum of these rates over five minutes would include requests of ten minutes.
+    """
+    return rate if window == _RECORDED else f"sum_over_time({rate}[{window}])"
 
 
 def _burn_metric(window: str) -> str:
@@ -169,10 +192,17 @@ def _operator_alerts(runbooks: str) -> list[dict[str, Any]]:
     return [
         _alert(
             "GoodputOperatorDown",
-            expr=f"(sum({METRIC_OPERATOR_LEADER}) or vector(0)) == 0",
+            # Also one of several installations that led in the last day, while others lead.
+            expr=f"(sum({METRIC_OPERATOR_LEADER}) or vector(0)) == 0\n"
+            "or (\n"
+            f"sum by (namespace) (max_over_time({METRIC_OPERATOR_LEADER}[1d])) > 0\n"
+            f"unless on (namespace) sum by (namespace) ({METRIC_OPERATOR_LEADER}) > 0\n"
+            f"and on () sum({METRIC_OPERATOR_LEADER}) > 0\n"
+            ")\n",
             lasts="5m",
             severity="page",
-            summary="No operator of Goodput holds the Lease.",
+            summary="No operator of Goodput holds the Lease"
+            "{{ with $labels.namespace }} in the namespace {{ . }}{{ end }}.",
             description="Services keep running with their last limits, but nothing is scaled, "
             "repaired or rolled out.",
             runbooks=runbooks,

@@ -35,8 +35,8 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 from tools.monitoring.panels import Look, PanelUnit
 
 from goodput_core.contract import (
+    METRIC_SERVICE_CONDITION,
     METRIC_SERVICE_DECISION_TIME,
-    METRIC_SERVICE_MAX_REPLICAS,
 )
 
 if TYPE_CHECKING:
@@ -75,10 +75,10 @@ def render_dashboard(spec: DashboardSpec) -> str:
             .as_dropdown(True)
         )
     )
-    namespaces = f"label_values({METRIC_SERVICE_MAX_REPLICAS}, namespace)"
+    namespaces = f"label_values({METRIC_SERVICE_CONDITION}, namespace)"
     namespace = _variable("namespace", namespaces)
     if spec.of_service:
-        names = f'label_values({METRIC_SERVICE_MAX_REPLICAS}{{namespace="$namespace"}}, llmservice)'
+        names = f'label_values({METRIC_SERVICE_CONDITION}{{namespace="$namespace"}}, llmservice)'
         builder = builder.with_variable(namespace).with_variable(_variable("llmservice", names))
     else:
         builder = builder.with_variable(namespace.multi(True).include_all(True).all_value(".+"))
