@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
 from tests.monitoring.programs import Expected, run_alert_test, series
 
 if TYPE_CHECKING:
@@ -64,15 +63,14 @@ def test_a_page_continues_while_the_operator_is_lost(rules: Path, tmp_path: Path
     )
 
 
-@pytest.mark.slow(20)
-def test_an_objective_is_known_for_three_days_after_the_operator_was_lost(
+def test_a_page_continues_for_more_than_a_day_after_the_operator_was_lost(
     rules: Path, tmp_path: Path
 ) -> None:
     run_alert_test(
         tmp_path,
         rules,
         inputs=[*outage(), *reported("0.99x30 stale", valid="1x30 stale")],
-        expected=expect(fires=[20, 100, 1440, 4340], silent=[4360]),
+        expected=expect(fires=[20, 100, 1500]),
         evaluation_interval="5m",
     )
 
@@ -110,6 +108,34 @@ def test_a_removed_objective_stays_unknown_while_the_operator_is_replaced(
         rules,
         inputs=[*outage(), *reported("0.99x30 stale", valid="1x200 stale _x5 1x200")],
         expected=expect(fires=[30], silent=range(190, 230)),
+    )
+
+
+def test_a_removed_objective_stays_unknown_after_the_operator_was_lost(
+    rules: Path, tmp_path: Path
+) -> None:
+    run_alert_test(
+        tmp_path,
+        rules,
+        inputs=[*outage(), *reported("0.99x30 stale", valid="1x50 stale")],
+        expected=expect(fires=[30, 85], silent=range(92, 200)),
+    )
+
+
+def test_a_changed_objective_stays_changed_after_the_operator_was_lost(
+    rules: Path, tmp_path: Path
+) -> None:
+    before = reported("0.99x30 stale", valid="1x30 stale")
+    after = [
+        {**one, "series": one["series"].replace("op-0", "op-1")}
+        for one in reported("_x31 0.9x100 stale", valid="_x31 1x100 stale")
+    ]
+    run_alert_test(
+        tmp_path,
+        rules,
+        inputs=[*outage(), *before, *after],
+        # All requests miss: a burn of 10 under an objective of 90 %.
+        expected=expect(fires=[30], silent=range(95, 300)),
     )
 
 

@@ -126,10 +126,7 @@ def _recorded() -> list[dict[str, Any]]:
             "expr": f'sum {_BY} (rate({METRIC_REQUESTS}{{outcome="attained"}}[5m]))',
         },
         {"record": _JUDGED, "expr": f"sum {_BY} (rate({METRIC_REQUESTS}{{{judged}}}[5m]))"},
-        {
-            "record": _BUDGET,
-            "expr": f"1 - max {_BY} ({_objective()})",
-        },
+        {"record": _BUDGET, "expr": _budget()},
     ]
     rules += [
         {
@@ -142,16 +139,16 @@ def _recorded() -> list[dict[str, Any]]:
     return rules
 
 
-def _objective() -> str:
-    """Return a query of the objectives, which are known for an hour after the last sample.
+def _budget() -> str:
+    """Return a query of the error budgets, known for an hour after the last sample of an objective.
 
-    They are known for three days if routers still report requests of the class, but no operator
-    reports a valid spec of the service. Otherwise, an alert would end while the outage goes on.
+    The rule keeps what it recorded before while routers report requests of the class, but no
+    operator reports a valid spec. Otherwise, an alert would end while the outage goes on.
     """
     valid = f'{METRIC_SERVICE_CONDITION_REASON}{{condition="Stalled",reason!="InvalidSpec"}}'
     return (
-        f"last_over_time({METRIC_SERVICE_OBJECTIVE}[1h])\n"
-        f"or last_over_time({METRIC_SERVICE_OBJECTIVE}[3d]) and {_ON} {_JUDGED}\n"
+        f"1 - max {_BY} (last_over_time({METRIC_SERVICE_OBJECTIVE}[1h]))\n"
+        f"or last_over_time({_BUDGET}[10m]) and {_ON} {_JUDGED}\n"
         f"unless {_SERVICE} last_over_time({valid}[1h])\n"
     )
 
