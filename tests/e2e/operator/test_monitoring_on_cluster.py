@@ -274,16 +274,13 @@ def pod_targets(installation: ChartRelease) -> Iterator[dict[str, Any]]:
 def endpoint_targets(installation: ChartRelease) -> Iterator[dict[str, Any]]:
     """Yield each endpoint, with the labels of Prometheus's discovery of endpoints."""
     services = {one["metadata"]["name"]: one for one in installation.get("services")["items"]}
+    namespace = installation.namespace
     for endpoints in installation.get("endpointslices")["items"]:
         service = services[endpoints["metadata"]["labels"]["kubernetes.io/service-name"]]
         meta = prefixed("service_label_", service["metadata"].get("labels") or {})
         for endpoint in endpoints["endpoints"] or ():
             for port in endpoints["ports"] or ():
-                names = {
-                    **meta,
-                    "namespace": installation.namespace,
-                    "endpoint_port_name": port["name"],
-                }
+                names = {**meta, "namespace": namespace, "endpoint_port_name": port["name"]}
                 yield {
                     "targets": [f"{one}:{port['port']}" for one in endpoint["addresses"]],
                     "labels": prefixed("__meta_kubernetes_", names),
