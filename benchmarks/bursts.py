@@ -7,7 +7,7 @@ the admitted requests of `slo` are late, and its CPU time.
 
     python -m benchmarks.bursts
     python -m benchmarks.bursts --sizes 400 --ttft 10 --policies sjf,fastserve --json
-    python -m benchmarks.bursts --sizes 40 --ttft 2  # a short form
+    python -m benchmarks.bursts --quick  # one small burst
 
 The exit code is 1 if over 1 % of the admitted requests are late.
 """
@@ -107,7 +107,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=_FIRST_SEED, help="(default: %(default)s)")
     parser.add_argument("--jobs", type=positive_count, default=2, help="processes (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--quick", action="store_true", help="a short form: one small burst")
     options = parser.parse_args(argv)
+    if options.quick:
+        options.sizes, options.ttft = [20], [2]
     policies = [*dict.fromkeys([Policy.SLO.value, *options.policies])]
     bursts = [
         Burst(size=size, ttft_s=ttft_s, known_lengths=known)
