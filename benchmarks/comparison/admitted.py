@@ -109,13 +109,13 @@ class PredictingSloPolicy(SloPolicy):
     def reject(self, request: ScheduledRequest) -> Rejection | None:
         """Decide as `slo` does."""
         rejection = super().reject(request)
-        if rejection is None and request.rid not in self._undecided:
+        if rejection is None and request.rid not in self._undecided.by_rid:
             self._record(self._chances, request)
         return rejection
 
     def waiting_to_reject(self) -> Iterable[Removal]:
         """Decide as `slo` does on the requests that wait for it."""
-        waited = dict(self._undecided)
+        waited = dict(self._undecided.by_rid)
         for rid, request in waited.items():
             if request.state is not RequestState.WAITING and rid in self._open:
                 self._chances[rid] = self._open[rid]
@@ -125,7 +125,8 @@ class PredictingSloPolicy(SloPolicy):
         self._open.clear()
         for rid, request in waited.items():
             if request.state is RequestState.WAITING:
-                self._record(self._open if rid in self._undecided else self._chances, request)
+                is_open = rid in self._undecided.by_rid
+                self._record(self._open if is_open else self._chances, request)
 
     def displaced_waiting(self, request: ScheduledRequest) -> Iterable[Removal]:
         """Return the requests that `slo` displaces, which are no longer admitted."""

@@ -65,7 +65,7 @@ class WatchedSloPolicy(SloPolicy):
         rejection = super().reject(request)
         if request.rid == self._forced:
             # A later request before the next step must be tested against this one, too.
-            self._undecided.pop(request.rid, None)
+            self._undecided.by_rid.pop(request.rid, None)
             self._forecast = None
             return None
         if rejection is not None:

@@ -150,7 +150,7 @@ class SloBench:
 
     def is_admitted(self, rid: int) -> bool:
         """Return True if the request added last was neither refused nor waits for a decision."""
-        return self.refusals[-1] is None and rid not in self.policy._undecided
+        return self.refusals[-1] is None and rid not in self.policy._undecided.by_rid
 
     def step(self, *, stops: Sequence[int] = (), slower: float = 1.0) -> StepPlan:
         """Compute a step that takes a multiple of its time; the requests of `stops` end with it."""

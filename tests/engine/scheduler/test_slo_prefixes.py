@@ -57,7 +57,7 @@ def test_shared_blocks_count_once() -> None:
     bench.step()
     requests = [_ask(bench, rid) for rid in range(2, 22)]
     assert bench.refusals == [None] * 21
-    assert not bench.policy._undecided
+    assert not bench.policy._undecided.by_rid
     assert {request.own_tokens for request in requests} == {8}
     bench.step()
     bench.step()

@@ -7,9 +7,9 @@ wait for a later decision, because other requests may end earlier than predicted
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from goodput_core.steptime import StepShape, StepTimeForm
+from goodput_core.steptime import StepShape
 from goodput_core.units import NS_PER_S
 from goodput_engine.scheduler.policies.slo.chances import Chances
 from goodput_engine.scheduler.policies.slo.device import (
@@ -32,11 +32,12 @@ from goodput_engine.scheduler.request_table import RequestState
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from goodput_engine.scheduler.policies.slo.device import LearningStepTime
     from goodput_engine.scheduler.policies.slo.forecast import Forecast
     from goodput_engine.scheduler.policy import SchedulerView
     from goodput_engine.scheduler.request_table import ScheduledRequest
 
-__all__ = ["LearningStepTime", "Refusal", "SLOAdmission"]
+__all__ = ["Refusal", "SLOAdmission"]
 
 _BUFFER_STEP: Final = 0.01
 """Buffers move so that one in a hundred admitted requests misses its target."""
@@ -50,27 +51,14 @@ _HIGHEST_BIN: Final = 1 << 30
 """No request is worth so much per work."""
 _MOST_CONTESTED: Final = 0.2
 """A request may wait for a later decision if at most this share is held back for better ones. Under
-a higher load, the decision would be made when they happen to be few, and take their room."""
+a higher load that lasts, the decision would be made when they happen to be few, and take their
+room."""
 _LEAST_CHANCE: Final = 0.5
 """It may wait while its end-to-end target is likelier met than not."""
+_LEAST_LEARNED: Final = 4
+"""Outputs of a class that were seen before its requests wait under a young overload."""
 _LEAST_BACKLOG_NS: Final = NS_PER_S // 2
 _MAX_LOAD: Final = 0.99
-
-
-class LearningStepTime(StepTimeForm, Protocol):
-    """A step-time model that learns from measured steps.
-
-    Args:
-        error: recent mean of |measured / predicted − 1|.
-        steps: number of measured steps.
-    """
-
-    error: float
-    steps: int
-
-    def observe(self, shape: StepShape, step_ns: int) -> None:
-        """Learn the measured time of a step."""
-        ...
 
 
 class _Claim(NamedTuple):
@@ -200,7 +188,9 @@ class SLOAdmission:
                 (places, claim.place_rank, claim.place_work_ns),
             ):
                 account.add(rank, work_ns, window_ns=window_ns, stay_ns=stay_ns, now_ns=now_ns)
-        elif self._model.steps and contested <= _MOST_CONTESTED:
+        elif self._model.steps and (
+            contested <= _MOST_CONTESTED or self._may_pass(claim.new, forecast)
+        ):
             displaced = self._made_late(claim, prompts, forecast)
         is_outbid = offered.outbids(claim.rank, now_ns) and not is_idle
         if displaced is None or is_outbid:
@@ -450,10 +440,23 @@ class SLOAdmission:
         if claim.new.window_ns(forecast.begins_ns) < 0:
             return False
         return not self._model.steps or (
-            contested <= _MOST_CONTESTED
+            (contested <= _MOST_CONTESTED or self._may_pass(claim.new, forecast))
             and self._chances.of(claim.new.prompt.request, forecast) >= _LEAST_CHANCE
             and self._late_on_device(claim, prompts, forecast) is not None
         )
+
+    def _may_pass(self, new: NewStay, forecast: Forecast) -> bool:
+        """Return True if the overload may pass in the time of a new request.
+
+        It is then younger than the time of the request from its arrival to its latest start. While
+        the outputs of a class are little known, repeated tests would select their errors.
+        """
+        request, now_ns = new.prompt.request, forecast.begins_ns
+        if forecast.num_learned(request) < _LEAST_LEARNED:
+            return False
+        accounts = (self._offered, self._offered_memory, self._offered_places)
+        overloaded_ns = max(account.overloaded_ns(now_ns) for account in accounts)
+        return overloaded_ns < now_ns + new.window_ns(now_ns) - request.arrival_ns
 
     def _is_hopeless(self, request: ScheduledRequest, forecast: Forecast) -> bool:
         if not self._model.steps:

@@ -11,25 +11,47 @@ Systems 1990. The steps are Goodput's own.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from goodput_core.steptime import StepShape
+from goodput_core.steptime import StepShape, StepTimeForm
 from goodput_engine.scheduler.policies.slo.forecast import SAFETY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from goodput_core.steptime import StepTimeForm
     from goodput_engine.scheduler.policies.slo.forecast import Forecast
     from goodput_engine.scheduler.policies.slo.prompts import Prompt
     from goodput_engine.scheduler.request_table import ScheduledRequest
 
-__all__ = ["SAMPLE_DECODES", "PromptSteps", "WalkedPrompts", "late_prompts", "prompt_steps"]
+__all__ = [
+    "SAMPLE_DECODES",
+    "LearningStepTime",
+    "PromptSteps",
+    "WalkedPrompts",
+    "late_prompts",
+    "prompt_steps",
+]
 
 SAMPLE_DECODES: Final = 16
 """The cost of a decode is that of so many more, because steps are rounded."""
 _MOST_SLOWER: Final = 4
 """Prompts take at most so many times longer because of decodes that are added."""
+
+
+class LearningStepTime(StepTimeForm, Protocol):
+    """A step-time model that learns from measured steps.
+
+    Args:
+        error: recent mean of |measured / predicted − 1|.
+        steps: number of measured steps.
+    """
+
+    error: float
+    steps: int
+
+    def observe(self, shape: StepShape, step_ns: int) -> None:
+        """Learn the measured time of a step."""
+        ...
 
 
 class PromptSteps(NamedTuple):

@@ -69,11 +69,14 @@ class OfferedWork:
         "_busy_since_ns",
         "_due_ns",
         "_first_ns",
+        "_full",
         "_held_back",
         "_held_back_ns",
         "_horizon_ns",
         "_last_ns",
+        "_load",
         "_offers",
+        "_overloaded_since_ns",
         "_recent_ns",
         "_recent_squares",
         "_refused_ns",
@@ -109,7 +112,12 @@ class OfferedWork:
         self._offers = 0
         self._held_back: dict[tuple[int, int], float] = {}
         """Shares that were computed since the last offer, by rank, and the time for which."""
-        self._held_back_ns = 0
+        self._held_back_ns: int | None = None
+        self._load = self._full = 0.0
+        """At this time: the load as a share of the capacity, and the part of the share to be held
+        back."""
+        self._overloaded_since_ns: int | None = None
+        """Time since which the load is above the capacity; None if it is not."""
 
     @staticmethod
     def rank(priority: int, value: float, work_ns: float) -> tuple[int, int]:
@@ -162,7 +170,7 @@ class OfferedWork:
         total_ns = max(1.0, sum(self._work_ns.values()))
         self._horizon_ns = max(_LEAST_HORIZON_NS, self._due_ns / total_ns)
         self._offers += 1
-        self._held_back.clear()
+        self._held_back_ns = None
 
     def refuse(self, rank: tuple[int, int], work_ns: float) -> None:
         """Note that a request that was added before is refused."""
@@ -177,18 +185,37 @@ class OfferedWork:
         are most of the work: nothing is held back for equals alone. While the load is young, it is
         reduced by its standard error, and less is held back.
         """
-        if now_ns != self._held_back_ns:
-            self._held_back.clear()
-            self._held_back_ns = now_ns
+        self._look(now_ns)
         held = self._held_back.get(rank)
         if held is None:
-            held = self._held_back[rank] = self._share_held_back(rank, now_ns)
+            held = self._held_back[rank] = self._share_held_back(rank)
         return held
 
-    def _share_held_back(self, rank: tuple[int, int], now_ns: int) -> float:
+    def overloaded_ns(self, now_ns: int) -> int:
+        """Return the time for which the load has been above the capacity."""
+        self._look(now_ns)
+        since_ns = self._overloaded_since_ns
+        return 0 if since_ns is None else now_ns - since_ns
+
+    def _look(self, now_ns: int) -> None:
+        """Compute the load at a time."""
+        if now_ns == self._held_back_ns:
+            return
+        self._held_back.clear()
+        self._held_back_ns = now_ns
+        self._load = self._full = 0.0
         total_ns = sum(self._work_ns.values())
-        if not total_ns or self._offers <= _LEAST_EVIDENCE:
-            return 0.0
+        if total_ns and self._offers > _LEAST_EVIDENCE:
+            self._load = self._load_at(now_ns, total_ns)
+            full = min(1.0, max(0.0, self._load - 1) / (_WHOLE_LOAD - 1))
+            # The predicted begin of a step may lie before that of an earlier prediction.
+            self._full = full * min(1.0, max(0, now_ns - self._busy_since_ns) / _LASTING_NS)
+        if self._load <= 1:
+            self._overloaded_since_ns = None
+        elif self._overloaded_since_ns is None:
+            self._overloaded_since_ns = now_ns
+
+    def _load_at(self, now_ns: int, total_ns: float) -> float:
         # What arrives in a burst may be done until it is due.
         due_ns = sum(work_ns * self._windows_ns[key] for key, work_ns in self._work_ns.items())
         window_ns = due_ns / total_ns
@@ -200,10 +227,12 @@ class OfferedWork:
         fade = math.exp((self._last_ns - now_ns) / self._horizon_ns)
         recent_ns = fade * (self._recent_ns - math.sqrt(self._recent_squares))
         recent_span_ns = max(1.0, window_ns, self._span_ns(now_ns, self._horizon_ns))
-        load = max(sure_ns / span_ns, recent_ns / recent_span_ns)
-        full = min(1.0, max(0.0, load - 1) / (_WHOLE_LOAD - 1))
-        # The predicted begin of a step may lie before that of an earlier prediction.
-        full *= min(1.0, max(0, now_ns - self._busy_since_ns) / _LASTING_NS)
+        return max(sure_ns / span_ns, recent_ns / recent_span_ns)
+
+    def _share_held_back(self, rank: tuple[int, int]) -> float:
+        if not self._full:
+            return 0.0
+        total_ns = sum(self._work_ns.values())
         level, density = rank
         lowest, highest = (level, density - _EQUAL), (level, density + _EQUAL)
         above_ns = equal_ns = reserved_ns = 0.0
@@ -215,8 +244,8 @@ class OfferedWork:
                 equal_ns += work_ns
         equal = equal_ns / total_ns
         contested = above_ns / total_ns + equal * (1 - equal) / 2
-        reserved = load * reserved_ns / total_ns if self._reserves else 0.0
-        return full * min(_MOST_HELD_BACK, max(reserved, _HELD_BACK * contested))
+        reserved = self._load * reserved_ns / total_ns if self._reserves else 0.0
+        return self._full * min(_MOST_HELD_BACK, max(reserved, _HELD_BACK * contested))
 
     def load(self, rank: tuple[int, int], now_ns: int) -> float:
         """Return the offered work of at least a rank, as a share of the capacity.

@@ -28,6 +28,7 @@ from goodput_engine.scheduler.policies.slo.memory import headroom_blocks
 from goodput_engine.scheduler.policies.slo.prompts import PromptTime
 from goodput_engine.scheduler.policies.slo.queue import RankedQueue, with_undecided
 from goodput_engine.scheduler.policies.slo.retries import RefusedPrompts
+from goodput_engine.scheduler.policies.slo.undecided import UndecidedRequests
 from goodput_engine.scheduler.policy import Phase, SchedulingPolicy
 from goodput_engine.scheduler.prediction import LearnedLengths
 from goodput_engine.scheduler.request_table import RequestState
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from goodput_engine.scheduler.plan import StepOutcome
-    from goodput_engine.scheduler.policies.slo.admission import LearningStepTime
+    from goodput_engine.scheduler.policies.slo.device import LearningStepTime
     from goodput_engine.scheduler.policy import SchedulerView
     from goodput_engine.scheduler.prediction import LengthPredictor, PredictionError
     from goodput_engine.scheduler.request_table import ScheduledRequest
@@ -49,10 +50,6 @@ _RATIO_STEP: Final = 0.02
 _MAX_RATIO: Final = 4.0
 _MAX_RETRY_S: Final = 10
 """Longest stated time until a retry. Under lasting overload, a longer wait does not help."""
-_MAX_UNDECIDED: Final = 64
-"""Requests that may wait for a later decision; at most a quarter of the queue."""
-_LEFT_OPEN_IN_A_STEP: Final = 8
-"""Decisions that are tried again before a step, and left open again."""
 _AGEING_NS: Final = 30 * NS_PER_S
 """Time from its arrival after which a late request may be favoured, as under `sjf`."""
 _FAVOURED, _IN_TIME, _LATE = range(3)
@@ -116,10 +113,7 @@ class SloPolicy(SchedulingPolicy):
         self._awaited: AwaitedPrefixes
         self._displaced: list[ScheduledRequest] = []
         """Waiting requests that the request admitted last displaces."""
-        self._undecided: dict[int, ScheduledRequest] = {}
-        """Waiting requests that are not admitted yet, by rid."""
-        self._undecided_retries: set[int] = set()
-        """The rids of those that are retries."""
+        self._undecided = UndecidedRequests()
         self._is_fresh = False
         """True if the forecast is of the plan that is being made."""
 
@@ -179,7 +173,9 @@ class SloPolicy(SchedulingPolicy):
 
     def _rank_queue(self, forecast: Forecast) -> None:
         """Order the queue: in time, favoured, late; favoured first if it can stay."""
-        prompts = with_undecided(forecast, self._undecided.values(), self.model, self.predictor)
+        prompts = with_undecided(
+            forecast, self._undecided.by_rid.values(), self.model, self.predictor
+        )
         order = self._awaited.to_start(prompts, forecast)
         self._evicts_for = self._displacement.first(order)
         order.sort(key=lambda request: request is not self._evicts_for)
@@ -332,9 +328,7 @@ class SloPolicy(SchedulingPolicy):
         elif decision.final:
             return self._rejection(request, decision)
         else:
-            self._undecided[request.rid] = request
-            if retry:
-                self._undecided_retries.add(request.rid)
+            self._undecided.add(request, forecast, retry=retry)
         return None
 
     def _may_wait(self) -> bool:
@@ -345,29 +339,21 @@ class SloPolicy(SchedulingPolicy):
         waiting, most = len(self.view.waiting), self.view.limits.max_waiting
         if not self.model.steps:
             return waiting < most
-        return len(self._undecided) < min(_MAX_UNDECIDED, most // 4) and waiting < most
+        return self._undecided.has_place(most) and waiting < most
 
     def waiting_to_reject(self) -> Iterable[Removal]:
         """Decide on requests that wait for it, the most important first."""
-        undecided, retries = self._undecided, self._undecided_retries
-        if not undecided:
+        if not self._undecided.by_rid:
             return
         self._forecast = None
         forecast, self._is_fresh = self._look(), True
-        left_open = 0
-        for request in sorted(undecided.values(), key=lambda request: -request.priority):
-            if left_open == _LEFT_OPEN_IN_A_STEP:
-                prompt = forecast.prompt(request)
-                if forecast.begins_ns + prompt.work_ns <= prompt.last_ns:
-                    continue  # it can still be in time
-            del undecided[request.rid]
+        self._undecided.changed |= not (self.view.num_running or self.view.num_in_flight)
+        for request, retry in self._undecided.decided_again(forecast):
             if request.state is not RequestState.WAITING:
                 self._admission.forget_stays()
                 continue
             self._awaited.expect(request)
-            decision = self._admission.decide(
-                request, forecast, retry=request.rid in retries, again=True
-            )
+            decision = self._admission.decide(request, forecast, retry=retry, again=True)
             if not isinstance(decision, Refusal):
                 self._awaited.add(request)
                 self._is_fresh = self._is_fresh and not decision
@@ -375,9 +361,7 @@ class SloPolicy(SchedulingPolicy):
             elif decision.final:
                 yield Removal(request=request, rejection=self._rejection(request, decision))
             else:
-                undecided[request.rid] = request  # now the last
-                left_open += 1
-        retries &= undecided.keys()
+                self._undecided.add(request, forecast, retry=retry)
 
     def _rejection(self, request: ScheduledRequest, refusal: Refusal) -> Rejection:
         """Return the rejection of a refused request, and remember its prompt."""
@@ -438,6 +422,7 @@ class SloPolicy(SchedulingPolicy):
             slower = step_ns > self._step_factor * self.model.step_ns(shape)
             self._step_factor += _RATIO_STEP * (0.95 if slower else -0.05)
             self._step_factor = min(max(1.0, self._step_factor), _MAX_RATIO)
+        self._undecided.changed |= not self.model.steps
         self.model.observe(shape, step_ns)
         if outcome.plan.chunks and shape.num_decodes:
             alone = StepShape.of(
@@ -448,11 +433,13 @@ class SloPolicy(SchedulingPolicy):
         for progress in outcome.progress:
             if progress.finish_reason is not None:
                 request = progress.request
+                self._undecided.changed = True
                 self.predictor.learn(request, self.view.running())
                 self._admission.calibrate(request, outcome.result.at_ns)
 
     def before_cancel(self, request: ScheduledRequest) -> None:
         """Learn that the output would have been longer."""
+        self._undecided.changed = True
         self.predictor.censor(request)
 
     @property
@@ -478,7 +465,7 @@ class SloPolicy(SchedulingPolicy):
                 favoured=self._favoured,
                 prompts_ns=self._prompt_time.mean_ns(self.view.decode_epoch),
                 longest_ns=self._admission.longest_step_ns(self.view.now_ns),
-                undecided=self._undecided,
+                undecided=self._undecided.by_rid,
             )
             self._evictions = EvictionOrder(self.view, self._forecast)
             self._displacement = Displacement(self.view, self._forecast, self._urgency)

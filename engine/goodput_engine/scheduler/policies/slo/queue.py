@@ -10,7 +10,7 @@ from goodput_engine.scheduler.request_table import FcfsQueue
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from goodput_engine.scheduler.policies.slo.admission import LearningStepTime
+    from goodput_engine.scheduler.policies.slo.device import LearningStepTime
     from goodput_engine.scheduler.policies.slo.forecast import Forecast
     from goodput_engine.scheduler.policies.slo.prompts import Prompt
     from goodput_engine.scheduler.prediction import LengthPredictor
