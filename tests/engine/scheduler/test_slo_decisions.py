@@ -117,9 +117,7 @@ def test_only_so_many_requests_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bench.refusals[-1] is not None
 
 
-def test_a_request_waits_for_the_room_of_better_ones_only_if_the_overload_may_pass_in_its_time() -> (
-    None
-):
+def test_a_request_waits_for_better_ones_only_if_the_overload_may_pass_in_its_time() -> None:
     bench = _full_pool()
     for rid in range(2, 60):
         bench.add(rid, 160, ttft_ms=100, outputs=10)
