@@ -308,9 +308,13 @@ def test_doubts_decided_in_favour_never_add_a_miss(
         pinned_output_tokens=10,
     )  # fmt: skip
     strict, favoured = judge(record, TARGETS), judge_favourably(record, TARGETS)
-    if Deviation.UNKNOWN_FINISH_REASON in deviations and outcome is Outcome.ERROR:
+    unexplained = {Deviation.UNKNOWN_FINISH_REASON, Deviation.NO_FINISH_REASON}
+    most = strict
+    if outcome is Outcome.ERROR:
         assert strict.reasons == (MissReason.ERROR,)
-    else:
-        assert set(favoured.reasons) <= set(strict.reasons)
+        if not unexplained.isdisjoint(deviations):
+            # It is judged as one that did not fail.
+            most = judge(replace(record, outcome=Outcome.OK), TARGETS)
+    assert set(favoured.reasons) <= set(most.reasons)
     if not deviations and outcome is not Outcome.TIMEOUT:
         assert favoured == strict
