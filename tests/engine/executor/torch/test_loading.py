@@ -374,6 +374,17 @@ def test_an_end_outside_the_vocabulary_ends_no_output(tmp_path: Path) -> None:
     assert load_model(tmp_path).stop_ids == {3, VOCABULARY - 1}
 
 
+@pytest.mark.parametrize(
+    "generation", [{"temperature": 0.7}, {"eos_token_id": None}], ids=["no end", "a null"]
+)
+def test_a_generation_config_without_an_end_leaves_those_of_the_configuration(
+    tmp_path: Path, generation: dict[str, Any]
+) -> None:
+    make_folder(tmp_path, "Llama")
+    (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    assert load_model(tmp_path).stop_ids == frozenset(STOP_IDS)
+
+
 def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"config\.json cannot be read \(No such file"):
         load_model(tmp_path / "none")
