@@ -20,6 +20,7 @@ from tests.builders.torch_models import (
     CONTEXT,
     STOP_IDS,
     VOCABULARY,
+    add_code,
     make_folder,
 )
 from transformers import dynamic_module_utils
@@ -366,6 +367,21 @@ def test_broken_code_of_a_folder_is_reported_in_one_sentence(
     monkeypatch.setattr(sys, "path", list(sys.path))
     with pytest.raises(InputError, match=r"transformers cannot load the model: a b$"):
         load_model(folder, allow_remote_code=True)
+
+
+def test_an_error_of_the_models_code_for_its_first_token_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_folder(tmp_path / "own", "Llama")
+    add_code(folder, "raise RuntimeError('shapes\\ndiffer')")
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(InputError) as caught:
+        load_model(folder, allow_remote_code=True)
+    assert str(caught.value) == (
+        f"{folder}: this own model cannot be served: its code raises RuntimeError for the first "
+        "token (shapes differ); correct config.json, or serve another model"
+    )
 
 
 def test_an_end_outside_the_vocabulary_ends_no_output(tmp_path: Path) -> None:
