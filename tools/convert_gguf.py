@@ -1,4 +1,4 @@
-"""Convert the GGUF file of a model into a folder in Hugging Face's format, in float32.
+"""Convert the GGUF file of SmolLM2 into a folder in Hugging Face's format, in float32.
 
 Runs in an environment with transformers, gguf and accelerate: `python convert_gguf.py FILE FOLDER`.
 """
@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import torch
+from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
@@ -21,7 +22,15 @@ def main(file: Path, folder: Path) -> None:
     model.is_quantized = False
     del model.config.quantization_config
     model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(**source)
+    # transformers does not know the split `smollm` of the file, in which each digit is a part.
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
+    )
+    tokenizer.save_pretrained(folder)
 
 
 if __name__ == "__main__":

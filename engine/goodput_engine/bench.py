@@ -279,9 +279,13 @@ def _require_places(concurrency: list[int], places: int) -> None:
 
 def _require_admission(rejected: list[Rejected]) -> None:
     if rejected:
+        first = rejected[0]
+        options = "--concurrency"
+        if first.reason == "too_long":
+            options = "--input-tokens or --output-tokens"
         raise UsageError(
-            f"goodput engine bench: the engine rejected a request: {rejected[0].detail}; give a "
-            "lower --concurrency"
+            f"goodput engine bench: the engine rejected a request: {first.detail}; give a lower "
+            f"{options}"
         )
 
 

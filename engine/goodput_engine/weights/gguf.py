@@ -1,6 +1,7 @@
 """The cached folder of a GGUF file, in Hugging Face's format and with checksums.
 
-The name of the folder contains the checksum of the file, so a changed file gets another folder.
+The name of the folder contains the checksum of the file and the version of the conversion, so a
+changed file or a changed conversion gets another folder.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ __all__ = ["converted_folder"]
 
 _MAGIC: Final = b"GGUF"
 _DIGEST_CHARACTERS: Final = 32
+# Counts the changes of the conversion, after which a file is converted again.
+_VERSION: Final = 2
 # The import of transformers takes seconds.
 _CONVERSION: Final = "goodput_engine.executor.torch.gguf_conversion"
 
@@ -50,7 +53,7 @@ def converted_folder(file: Path, *, dtype: str, cache: Path, progress: FetchProg
             digest = file_digest(file, progress.add)[:_DIGEST_CHARACTERS]
     except OSError as error:
         raise InputError(f"{file}: the GGUF file cannot be read ({error.strerror})") from error
-    folder = cache / f"{digest}-{dtype}"
+    folder = cache / f"{digest}-{dtype}-{_VERSION}"
     cache.mkdir(parents=True, exist_ok=True)
     with locked(cache / f"{folder.name}.lock"):
         if folder.is_dir():
@@ -65,7 +68,7 @@ def converted_folder(file: Path, *, dtype: str, cache: Path, progress: FetchProg
         shutil.rmtree(partial, ignore_errors=True)  # of a conversion that was interrupted
         try:
             with progress.phase(f"convert {file.name} to {dtype}", 0):
-                import_module(_CONVERSION).convert(file, partial, dtype)
+                import_module(_CONVERSION).convert(file, partial, dtype, progress.warn)
                 write_checksums(partial)
             partial.rename(folder)
         except BaseException:

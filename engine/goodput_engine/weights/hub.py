@@ -8,7 +8,6 @@ which each start compares with their content.
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -24,7 +23,7 @@ from huggingface_hub.utils import build_hf_headers
 
 from goodput_core.errors import InputError, InternalError
 from goodput_core.units import BYTES_PER_GIB
-from goodput_engine.model_folder import tokenizer_problem
+from goodput_engine.model_folder import TOKENIZER_FILE, read_json_object, tokenizer_problem
 from goodput_engine.weights.checksums import file_digest
 from goodput_engine.weights.locks import locked
 
@@ -37,7 +36,10 @@ _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _DEFAULT_BRANCH: Final = "main"
 _INDEX: Final = "model.safetensors.index.json"
 # The files that an engine reads, all in the first level of the repository.
+_SAFE: Final = ".safetensors"
 _WEIGHTS: Final = ("model.safetensors", "model-*-of-*.safetensors")
+# A name that is no pattern and no path.
+_NAME: Final = re.compile(r"[\w.-]+")
 _FILES: Final = (
     *_WEIGHTS,
     _INDEX,
@@ -76,12 +78,19 @@ def hub_folder(repo: str, *, revision: str | None, offline: bool, progress: Fetc
     source = f"hf://{repo}"
     offline = offline or constants.HF_HUB_OFFLINE
     name = revision or _DEFAULT_BRANCH
-    folder = _cached(repo, name) if offline or _COMMIT.fullmatch(name) else None
-    if folder is None and offline:
-        raise InputError(
-            f"{source}: revision {name} is not, or not completely, in the cache "
-            f"{constants.HF_HUB_CACHE}, and downloads are off; fetch it once with a network"
-        )
+    listed = _is_listed(repo, name)
+    folder = _cached(repo, name) if offline or (listed and _COMMIT.fullmatch(name)) else None
+    if offline:
+        if folder is None:
+            raise InputError(
+                f"{source}: revision {name} is not, or not completely, in the cache "
+                f"{constants.HF_HUB_CACHE}, and downloads are off; fetch it once with a network"
+            )
+        if not listed and not (folder / TOKENIZER_FILE).is_file():
+            progress.warn(
+                f"{source}: the cache has the weights of revision {name}, but no "
+                f"{TOKENIZER_FILE}; fetch the model once with a network to add the missing files"
+            )
     try:
         folder = folder or _download(repo, name, progress)
     except (
@@ -89,7 +98,7 @@ def hub_folder(repo: str, *, revision: str | None, offline: bool, progress: Fetc
         errors.LocalEntryNotFoundError,
         errors.RevisionResolutionError,
     ) as error:
-        raise _refused(source, name, error) from error
+        folder = _unlisted(repo, name, _refused(source, name, error), error, progress)
     except OSError as error:
         if error.errno is not None:  # the cache
             raise
@@ -99,16 +108,32 @@ def hub_folder(repo: str, *, revision: str | None, offline: bool, progress: Fetc
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in {"httpx2", "httpcore2"}:
             raise
-        raise InputError(
+        refused = InputError(
             f"{source}: {constants.ENDPOINT} cannot be reached ({_detail(error)}); check the "
             "network and start again, and the download continues where it ended"
-        ) from error
+        )
+        folder = _unlisted(repo, name, refused, error, progress)
     _compare(source, folder, progress)
     return folder
 
 
+def _is_listed(repo: str, revision: str) -> bool:
+    """Return True if the cache has the Hub's list of the files of a revision.
+
+    Other programs download single files, for example only the weights and their configuration.
+    """
+    try:
+        hub.get_cached_repo_tree(repo, revision=revision)
+    except errors.CachedRepoTreeNotFoundError:
+        return False
+    return True
+
+
 def _cached(repo: str, revision: str) -> Path | None:
-    """Return the folder of a revision that is completely in the cache, else None."""
+    """Return the folder of a revision that is in the cache, else None.
+
+    All files of the Hub's list are there; without this list, at least the weights are.
+    """
     try:
         folder = Path(
             hub.snapshot_download(
@@ -117,16 +142,47 @@ def _cached(repo: str, revision: str) -> Path | None:
         )
     except errors.LocalEntryNotFoundError:
         return None
-    # A cache of an older version does not say which files the revision has.
-    shards = {"model.safetensors"}
-    if (folder / _INDEX).is_file():
-        try:
-            index = json.loads((folder / _INDEX).read_bytes())
-            shards = {str(name) for name in index["weight_map"].values()}
-        except (ValueError, KeyError, TypeError, AttributeError):
+    shards = _shards(folder / _INDEX)
+    if not shards:
+        if (folder / _INDEX).is_file():
             return folder  # refused when the model is loaded
+        shards = ("model.safetensors",)
     complete = all((folder / shard).is_file() for shard in shards)
     return folder if complete and (folder / "config.json").is_file() else None
+
+
+def _unlisted(
+    repo: str, revision: str, refused: InputError, error: Exception, progress: FetchProgress
+) -> Path:
+    """Return the folder of a revision whose missing files the Hub does not give.
+
+    Raises:
+        InputError: `refused`, because the cache does not even have the weights.
+    """
+    folder = _cached(repo, revision)
+    if folder is None:
+        raise refused from error
+    progress.warn(
+        f"{refused}; the model is served from the cache, which may lack files, for example "
+        f"{TOKENIZER_FILE}"
+    )
+    return folder
+
+
+def _shards(index: Path) -> tuple[str, ...]:
+    """Return the files of weights that an index names; nothing if the index is missing.
+
+    An index that cannot be read, and names outside the folder, are refused when the model is
+    loaded.
+    """
+    if not index.is_file():
+        return ()
+    try:
+        names = read_json_object(index).get("weight_map", {}).values()
+    except (InputError, AttributeError):
+        return ()
+    shards = {str(name) for name in names}
+    return tuple(sorted(name for name in shards if name.endswith(_SAFE) and _NAME.fullmatch(name)))
 
 
 def _download(repo: str, revision: str, progress: FetchProgress) -> Path:
@@ -139,12 +195,16 @@ def _download(repo: str, revision: str, progress: FetchProgress) -> Path:
             f"spec.model.revision: {revision} of hf://{repo} is the commit {commit}; set the "
             "commit as the revision, so that later starts serve the same weights"
         )
-        if (folder := _cached(repo, commit)) is not None:
+        if _is_listed(repo, commit) and (folder := _cached(repo, commit)) is not None:
             return folder
     # The tree has files and folders; only files have a size.
     tree = {one.path: one for one in api.list_repo_tree(repo, revision=commit)}
-    files = [one for one in tree.values() if hasattr(one, "size") and _matches(one.path, _FILES)]
-    if not any(_matches(one.path, _WEIGHTS) for one in files):
+    shards: tuple[str, ...] = ()
+    if _INDEX in tree:
+        shards = _shards(Path(hub.hf_hub_download(repo, _INDEX, revision=commit)))
+    wanted = (*_FILES, *shards)
+    files = [one for one in tree.values() if hasattr(one, "size") and _matches(one.path, wanted)]
+    if not any(_matches(one.path, (*_WEIGHTS, *shards)) for one in files):
         raise InputError(
             f"hf://{repo}: the commit {commit} has no model.safetensors, and no other weights are "
             "downloaded; serve a GGUF file with file://, or another model"
@@ -178,7 +238,7 @@ def _download(repo: str, revision: str, progress: FetchProgress) -> Path:
                 done.result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-        return Path(hub.snapshot_download(repo, revision=commit, allow_patterns=list(_FILES)))
+        return Path(hub.snapshot_download(repo, revision=commit, allow_patterns=list(wanted)))
 
 
 def _fetch_blob(repo: str, commit: str, file: Any, blobs: Path, progress: FetchProgress) -> None:
@@ -239,7 +299,8 @@ def _compare(source: str, folder: Path, progress: FetchProgress) -> None:
     Raises:
         InputError: a file is damaged; it is removed, so that the next start downloads it.
     """
-    files = [path for path in sorted(folder.iterdir()) if _matches(path.name, _FILES)]
+    wanted = (*_FILES, *_shards(folder / _INDEX))
+    files = [path for path in sorted(folder.iterdir()) if _matches(path.name, wanted)]
     with progress.phase("check the weights", sum(path.stat().st_size for path in files)):
         for path in files:
             # Without symbolic links, the cache does not keep the checksums.

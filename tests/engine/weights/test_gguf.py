@@ -30,6 +30,7 @@ from goodput_engine.weights.source import WeightsSource
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import gguf
     from tests.engine.conftest import RunEngine, StartEngine
 
 pytestmark = pytest.mark.torch
@@ -117,10 +118,10 @@ def test_a_converted_file_is_used_again_until_it_is_damaged_or_the_source_change
         (lambda data: data.replace(b"llama", b"lamma"), "of the architecture 'lamma'"),
         (
             lambda data: data.replace(b"ffn_up", b"ffn_ab"),
-            r"does not have model.layers.0.mlp.up_proj.weight",
+            r"has no place for the tensor blk.0.ffn_ab.weight in a llama model",
         ),
     ],
-    ids=["another format", "half a file", "half a header", "unknown", "a missing tensor"],
+    ids=["another format", "half a file", "half a header", "unknown", "an unknown tensor"],
 )
 def test_an_invalid_file_is_refused_with_its_name(
     file: Path, tmp_path: Path, change: Any, message: str
@@ -131,6 +132,16 @@ def test_an_invalid_file_is_refused_with_its_name(
         convert(bad, tmp_path / "cache")
     assert str(bad) in str(caught.value)
     assert not [one for one in (tmp_path / "cache").glob("*") if one.suffix != ".lock"]
+
+
+def test_a_file_without_a_tensor_is_refused_with_its_name(original: Path, tmp_path: Path) -> None:
+    def remove(writer: gguf.GGUFWriter) -> None:
+        del writer.tensors[0]["blk.0.ffn_up.weight"]
+
+    bad = tmp_path / "bad.gguf"
+    write_gguf(bad, original, make_tokenizer(), TEMPLATE, change=remove)
+    with pytest.raises(InputError, match=r"does not have model\.layers\.0\.mlp\.up_proj\.weight"):
+        convert(bad, tmp_path / "cache")
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["the first", "a later one"])

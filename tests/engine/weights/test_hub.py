@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +81,80 @@ async def test_a_branch_is_resolved_and_the_commit_is_logged(
     assert warning.startswith(f"spec.model.revision: main of hf://{REPO} is the commit {COMMIT}")
     offline = WeightsSource(name=REPO, offline=True)
     assert await fetch_weights(offline) == folder
+
+
+async def cache_weights_only() -> None:
+    """Fill the cache as `AutoModelForCausalLM.from_pretrained` does: without a tokenizer."""
+    code = (
+        "import huggingface_hub as hub\n"
+        "for name in ('config.json', 'model.safetensors'):\n"
+        f"    hub.hf_hub_download({REPO!r}, name, revision={COMMIT!r})\n"
+        f"    hub.hf_hub_download({REPO!r}, name)\n"
+    )
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
+    assert await process.wait() == 0
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.warning for record in caplog.records if hasattr(record, "warning")]
+
+
+@pytest.mark.parametrize("revision", [COMMIT, None], ids=["pinned", "a branch"])
+async def test_files_that_another_program_did_not_download_are_downloaded(
+    hub: LocalHub, revision: str | None
+) -> None:
+    await cache_weights_only()
+    folder = await fetch_weights(WeightsSource(name=REPO, revision=revision))
+    assert set(os.listdir(folder)) == SERVED  # noqa: PTH208
+
+
+@pytest.mark.parametrize(
+    ("revision", "url", "problem"),
+    [
+        (COMMIT, "http://127.0.0.1:9", "http://127.0.0.1:9 cannot be reached"),
+        ("main", None, "the Hub answers with 410"),
+    ],
+    ids=["pinned", "a branch"],
+)
+async def test_without_a_hub_the_cache_of_another_program_is_served_with_a_warning(
+    hub: LocalHub,
+    revision: str,
+    url: str | None,
+    problem: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    await cache_weights_only()
+    await fetch_weights(WeightsSource(name=REPO, revision=revision, offline=True))
+    (warning,) = warnings(caplog)
+    assert f"has the weights of revision {revision}, but no tokenizer.json; fetch" in warning
+    hub.status = 410
+    monkeypatch.setenv("HF_ENDPOINT", url or hub.url)
+    folder = await fetch_weights(WeightsSource(name=REPO, revision=revision))
+    assert folder.endswith(COMMIT)
+    warning = warnings(caplog)[-1]
+    assert problem in warning
+    assert "served from the cache, which may lack files, for example tokenizer.json" in warning
+
+
+async def test_the_files_of_weights_are_those_that_the_index_names(hub: LocalHub) -> None:
+    shards = {f"weights.{index}.safetensors": bytes([index]) * 2 * MIB for index in range(2)}
+    index = {"weight_map": dict(zip("abc", [*shards, "../x.safetensors"], strict=True))}
+    del hub.files["model.safetensors"]
+    hub.files |= shards
+    hub.files["consolidated.safetensors"] = b"the same weights again"
+    hub.files["model.safetensors.index.json"] = json.dumps(index).encode()
+    folder = Path(await fetch_weights(PINNED))
+    served = {"config.json", "tokenizer.json", "model.safetensors.index.json", *shards}
+    assert set(os.listdir(folder)) == served  # noqa: PTH208
+    asked = hub.requests
+    assert Path(await fetch_weights(PINNED)) == folder
+    assert hub.requests == asked
+    damaged = folder / "weights.1.safetensors"
+    damaged.resolve().write_bytes(bytes(2 * MIB))
+    assert "weights.1.safetensors was damaged in the cache" in str(await error_of(PINNED))
+    await fetch_weights(PINNED)
+    assert damaged.read_bytes() == shards[damaged.name]
 
 
 async def test_a_lost_connection_is_resumed(hub: LocalHub) -> None:

@@ -27,7 +27,7 @@ from goodput_core.spec.choices import DataType
 from goodput_core.units import BYTES_PER_GIB
 from goodput_engine.executor.torch.adapters import AttentionRequest, probe_attention
 from goodput_engine.executor.torch.attention import SDPAttention
-from goodput_engine.executor.torch.memory import free_bytes
+from goodput_engine.executor.torch.memory import free_bytes, is_out_of_memory
 from goodput_engine.executor.torch.model import PackedModel
 from goodput_engine.executor.torch.packed_linear import pack_linears
 from goodput_engine.executor.torch.self_check import check_model
@@ -151,7 +151,7 @@ def load_model(
         network = loaded.to(device).eval()
         if on_loaded is not None:
             on_loaded()
-        model = PackedModel(network, SDPAttention(), packed_weights=pack_linears(network))
+        model = _probed_model(network)
         context = model.max_model_tokens
         if max_model_tokens is not None:
             if not 1 <= max_model_tokens <= context:
@@ -167,6 +167,26 @@ def load_model(
         name = config["model_type"]
         raise InputError(f"{folder}: this {name} model cannot be served: {error}") from error
     return model
+
+
+def _probed_model(network: Any) -> PackedModel:
+    """Return the model after a first token.
+
+    Raises:
+        InputError: the model is not supported, or its code raises an error.
+    """
+    packed = pack_linears(network)
+    try:
+        return PackedModel(network, SDPAttention(), packed_weights=packed)
+    except (InputError, torch.AcceleratorError):
+        raise
+    except Exception as error:  # the code of a model may raise any type
+        if is_out_of_memory(error):
+            raise
+        raise InputError(
+            f"its code raises {type(error).__name__} for the first token ({_one_line(error)}); "
+            f"correct {_CONFIG}, or serve another model"
+        ) from error
 
 
 @contextmanager

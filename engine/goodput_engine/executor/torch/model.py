@@ -369,6 +369,8 @@ def _check_windows(config: Any, rules: dict[int, AttentionRule]) -> None:
 def _stop_ids(model: Any, vocab_size: int) -> frozenset[int]:
     """Return the ids of the tokens that end an output; others than those of a logit end none."""
     value = model.generation_config.eos_token_id
+    if value is None:  # transformers does not complete a generation_config.json by config.json
+        value = getattr(model.config.get_text_config(), "eos_token_id", None)
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if any(isinstance(one, bool) or not isinstance(one, int) for one in ids):
         raise InputError(

@@ -14,11 +14,14 @@ from tests.builders.manifests import write_manifest
 from tests.builders.torch_models import make_folder
 
 from goodput_core.dispatch import run_command
+from goodput_core.errors import UsageError
 from goodput_core.steptime.forms import StepShape
+from goodput_engine import bench as bench_module
 from goodput_engine.executor.roofline import StepRoofline
 from goodput_engine.executor.torch import start_up
 from goodput_engine.executor.torch.loading import load_model
 from goodput_engine.executor.torch.roofline import measure_roofline
+from goodput_engine.messages import Rejected
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -190,6 +193,17 @@ def test_what_cannot_be_measured_is_one_sentence(
     assert out == ""
     assert sentence in err
     assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("reason", "options"),
+    [("too_long", "--input-tokens or --output-tokens"), ("memory_full", "--concurrency")],
+)
+def test_a_rejected_request_names_the_option_to_lower(reason: str, options: str) -> None:
+    rejected = Rejected(rid=1, reason=reason, detail="the prompt is too long")
+    with pytest.raises(UsageError) as caught:
+        bench_module._require_admission([rejected])
+    assert str(caught.value).endswith(f"the prompt is too long; give a lower {options}")
 
 
 def test_without_a_concurrency_no_more_run_than_the_manifest_permits(

@@ -20,6 +20,7 @@ from tests.builders.torch_models import (
     CONTEXT,
     STOP_IDS,
     VOCABULARY,
+    add_code,
     make_folder,
 )
 from transformers import dynamic_module_utils
@@ -368,10 +369,36 @@ def test_broken_code_of_a_folder_is_reported_in_one_sentence(
         load_model(folder, allow_remote_code=True)
 
 
+def test_an_error_of_the_models_code_for_its_first_token_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_folder(tmp_path / "own", "Llama")
+    add_code(folder, "raise RuntimeError('shapes\\ndiffer')")
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(InputError) as caught:
+        load_model(folder, allow_remote_code=True)
+    assert str(caught.value) == (
+        f"{folder}: this own model cannot be served: its code raises RuntimeError for the first "
+        "token (shapes differ); correct config.json, or serve another model"
+    )
+
+
 def test_an_end_outside_the_vocabulary_ends_no_output(tmp_path: Path) -> None:
     make_folder(tmp_path, "Llama")
     change_ends(tmp_path, [3, -1, VOCABULARY, VOCABULARY - 1, 10**9])
     assert load_model(tmp_path).stop_ids == {3, VOCABULARY - 1}
+
+
+@pytest.mark.parametrize(
+    "generation", [{"temperature": 0.7}, {"eos_token_id": None}], ids=["no end", "a null"]
+)
+def test_a_generation_config_without_an_end_leaves_those_of_the_configuration(
+    tmp_path: Path, generation: dict[str, Any]
+) -> None:
+    make_folder(tmp_path, "Llama")
+    (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    assert load_model(tmp_path).stop_ids == frozenset(STOP_IDS)
 
 
 def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
