@@ -394,11 +394,11 @@ def test_the_size_and_the_time_of_the_missing_parts_are_printed_first(
     files = {
         "packages": tmp_path / "venv/.runtime",
         "torch": packages_folder() / "complete",
-        "model": smollm2.model_folder(),
+        "model": smollm2.model_folder() / smollm2._STAMP,
     }
     for name in present:
         files[name].parent.mkdir(parents=True)
-        files[name].touch()
+        files[name].write_text(smollm2._VERSION if name == "model" else "")
     smollm2.print_plan()
     expected = f"This first downloads {parts} on an idle machine.\n" if parts else ""
     assert capsys.readouterr().out == expected
